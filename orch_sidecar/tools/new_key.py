@@ -105,7 +105,7 @@ def _operator_key(usage: argparse.ArgumentParser, name: str, path: Path, days: i
         PrivateFormat,
     )
 
-    now = datetime.now(UTC)
+    now = datetime.now(UTC).replace(microsecond=0)
     try:
         end = now + timedelta(days=days)
     except OverflowError:

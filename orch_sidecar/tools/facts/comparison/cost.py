@@ -32,7 +32,6 @@ from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_row
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
-from orch_sidecar.tools.facts.tables.table import row_fields
 
 _MILLION: Final = 1_000_000
 _HOUR_S: Final = 3600.0
@@ -173,7 +172,7 @@ def _cost(
     tokens_per_s = row.throughput_tokens_per_sec * (1.0 if within is None else within)
     hour = prices.hour(row.gpu_count)
     # By sound evidence of this row; who signed it is left to `orch facts verify`.
-    found = verify_row(row_fields(row), row, evidence, {})
+    found = verify_row(located, evidence, {})
     proof = None if found.verdict is Verdict.FAILED else found.proof
     engine = None if proof is None else proof.states
     share, split_by = _input_share(row, notes, engine)

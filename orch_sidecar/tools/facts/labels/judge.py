@@ -347,4 +347,12 @@ _FIXED: Final[Mapping[tuple[str, ...], str]] = {
     ("conditions", "weights"): "the engine's model or its configuration changed",
     ("slots_total",): "the number of slots changed",
     ("generation",): "the sidecar's configuration was reloaded",
+    (
+        "engine",
+        "engine_version",
+        "pool",
+        "gpu",
+        "gpu_count",
+        "precision",
+    ): "what the engine states of itself changed",
 }

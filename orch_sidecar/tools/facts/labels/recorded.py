@@ -178,14 +178,23 @@ class RecordedRun(BaseModel):
 
     @property
     def outcomes(self) -> Notes:
-        """How many requests were not answered, which SLO there was, and of which the latencies
-        are."""
+        """How many requests were not answered, which SLO there was and how many met it, and of
+        which the latencies are."""
         fates = Counter(call.fate for call in self.calls)
         notes: Notes = {name: fates[name] for name in ("refused", "failed") if fates[name]}
         notes |= {f"slo_{name}_ms": bound for name, bound in self.slo_ms.items()}
         if self.of_class is not self.calls:
             notes[names.LATENCY_OF] = ServiceClass.INTERACTIVE.value
+        if self.slo_ms:
+            notes[names.GOODPUT_SHARE] = self.goodput_share()
         return notes
+
+    def goodput_share(self, slack_s: float = 0.0) -> float:
+        """Returns the share of the requests that met the SLO. `slack_s`: by so much each time may
+        be less than it is."""
+        met = [call.served is not None and call.served.meets(self.slo_ms, slack_s)
+               for call in self.of_class]  # fmt: skip
+        return round(sum(met) / max(1, len(met)), 4)
 
     @property
     def _doubts(self) -> Notes:

@@ -1,14 +1,14 @@
-"""Verifies what an engine signed: signatures, the certificate, both hash chains, clocks, counters.
+"""Verifies what an engine signed: signatures, the certificate, both hash chains, clocks.
 
 Pure. What it returns is what the engine stated; whether a row follows from it, `recompute` decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -16,8 +16,8 @@ from orch_sidecar.tools.facts.labels.documents import at, first_problem, parse_c
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
-from orch_sidecar.tools.facts.labels.thresholds import CLOCKS_AGREE_S
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
+from orch_sidecar.tools.facts.labels.thresholds import CLOCKS_AGREE_S, LAST_STEP_TOKENS
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, Unsound
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from vllm_plugin.contracts import dsse
@@ -33,14 +33,6 @@ from vllm_plugin.contracts.statement import (
     statement_digest,
 )
 
-# The parts of an engine's state that must not change during a run, as far as it has them.
-_FIXED: Final = (
-    *("engine", "engine_version", "pool", "profile", "measurement_type", "batching", "ctx_max"),
-    *("slots_total", "gpu", "gpu_count", "precision", "rate_limits", "features", "conditions"),
-    *("weights", "epoch"),
-)
-_COUNTERS: Final = ("requests_total", "generated_tokens_total", "steps_total", "preemptions_total")
-
 
 def _hash(text: object) -> bytes:
     if not isinstance(text, str) or HASH.fullmatch(text) is None:
@@ -51,11 +43,28 @@ def _hash(text: object) -> bytes:
 _Hash = Annotated[bytes, BeforeValidator(_hash)]
 
 
-class Statement(BaseModel):
-    """A statement whose signature has been verified, with what its state means and the digest of
-    its bytes. Times are seconds."""
+class _Content(BaseModel):
+    """What was signed, and the digest of its bytes."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    digest: bytes
+
+
+_Signed = TypeVar("_Signed", bound=_Content)
+
+
+class Certificate(_Content):
+    """What an operator states about an engine's key, from one Unix time to another."""
+
+    public_key: str
+    epoch: str
+    not_before_s: int
+    not_after_s: int
+
+
+class Statement(_Content):
+    """What an engine states about itself. Times are seconds."""
 
     run: str
     nonce: str | None
@@ -68,41 +77,49 @@ class Statement(BaseModel):
     finished: int = at("finished.count")
     finished_head: _Hash = at("finished.head")
     digests: dict[str, dict[str, Any]]
-    state: dict[str, Any]
-    counters: dict[str, int]
-    snapshot: Snapshot
-    digest: bytes
+    snapshot: Snapshot = at("state")
+    # Its snapshot may lack them: not every document of an engine has them.
+    generated_tokens: int = at("state.generated_tokens_total")
 
 
 @dataclass(frozen=True, slots=True)
-class SignedRequest(CompletedRequest):
-    """A finished request in the engine, and its sequences. Times are seconds of its wall clock."""
+class SignedRequest:
+    """A finished request in the engine: its sequences, which share its prompt. Times are seconds of
+    the engine's wall clock."""
 
-    leaves: tuple[Leaf, ...] = ()
+    leaves: Sequence[Leaf]
 
     @property
     def in_flight(self) -> Interval:
         """In the engine, with as many sequences as it had."""
-        return Interval(self.arrived_s, self.ended_s, len(self.leaves))
+        arrived_s = min(leaf.arrived_s for leaf in self.leaves)
+        return Interval(arrived_s, max(leaf.ended_s for leaf in self.leaves), len(self.leaves))
 
     @property
     def running(self) -> Interval:
         """From its first slot to its end."""
         slot_s = min(leaf.ended_s - leaf.decode_s - leaf.prefill_s for leaf in self.leaves)
-        return Interval(slot_s, self.ended_s)
+        return Interval(slot_s, self.in_flight.end)
+
+    @property
+    def earliest(self) -> CompletedRequest:
+        """As a client can have seen it at the earliest, who need not see the last step."""
+        arrived_s = self.in_flight.start
+        read_s = [leaf.queued_s + leaf.prefill_s for leaf in self.leaves]
+        decoded_s = [leaf.decode_s * _seen_share(leaf.generated_tokens) for leaf in self.leaves]
+        return CompletedRequest(
+            arrived_s=arrived_s,
+            first_token_s=arrived_s + min(read_s),
+            ended_s=arrived_s + max(map(sum, zip(read_s, decoded_s, strict=True))),
+            input_tokens=self.leaves[-1].prompt_tokens,
+            output_tokens=sum(leaf.generated_tokens for leaf in self.leaves),
+        )
 
 
-def _request(leaves: Sequence[Leaf]) -> SignedRequest:
-    """Returns the request that had these sequences, which share its prompt."""
-    return SignedRequest(
-        arrived_s=min(leaf.arrived_s for leaf in leaves),
-        first_token_s=min(leaf.ended_s - leaf.decode_s for leaf in leaves),
-        ended_s=max(leaf.ended_s for leaf in leaves),
-        input_tokens=leaves[-1].prompt_tokens,
-        output_tokens=sum(leaf.generated_tokens for leaf in leaves),
-        longest_output_tokens=max(leaf.generated_tokens for leaf in leaves),
-        leaves=tuple(leaves),
-    )
+def _seen_share(tokens: int) -> float:
+    """Returns the share of the decoding of so many tokens after which a client may have seen all:
+    tokens without text make no event."""
+    return max(0.0, 1 - LAST_STEP_TOKENS / (tokens - 1)) if tokens > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -118,13 +135,18 @@ class Proof:
     def generated_tokens(self) -> int:
         return sum(leaf.generated_tokens for leaf in self.leaves)
 
+    @property
+    def input_tokens(self) -> int:
+        """The prompts of its requests."""
+        return sum(each.earliest.input_tokens for each in self.requests)
+
     @cached_property
     def requests(self) -> Sequence[SignedRequest]:
         """The finished HTTP requests, by their arrival."""
         leaves: dict[str, list[Leaf]] = {}
         for leaf in self.leaves:
             leaves.setdefault(leaf.request, []).append(leaf)
-        return sorted(map(_request, leaves.values()), key=lambda request: request.arrived_s)
+        return sorted(map(SignedRequest, leaves.values()), key=lambda each: each.in_flight.start)
 
     @property
     def states(self) -> States:
@@ -168,13 +190,14 @@ def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
     _check_chain(before, after, signed.between)
     proof = Proof(before, after, _leaves(before, after, signed.leaves), signer)
     _check_clocks(proof)
-    _check_unchanged(before, after)
-    _check_counters(proof)
+    _check_digests(before, after)
     return proof
 
 
-def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[str, Any]:
-    """Returns the payload of an envelope that this key signed."""
+def _verified(
+    what: str, envelope: Envelope, kind: str, public: bytes, content: type[_Signed]
+) -> _Signed:
+    """Returns what is in an envelope that this key signed."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -183,26 +206,18 @@ def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[
         raise Unsound(f"{what} is signed by the key {parsed.key_id}, not by {key_id(public)}")
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(parsed.signature, parsed.pae)
-    except (InvalidSignature, ValueError):
+        stated = parse_content(parsed.payload, kind)
+        return content.model_validate({**stated, "digest": statement_digest(parsed.payload)})
+    except InvalidSignature:
         raise Unsound(f"{what}: the signature does not match its bytes") from None
-    try:
-        return parse_content(parsed.payload, kind)
+    except ValidationError as error:
+        raise Unsound(f"{what} lacks what evidence needs: {first_problem(error)}") from None
     except ValueError as error:
         raise Unsound(f"{what}: its content is not sound: {error}") from None
 
 
 def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
-    content = _verify(what, envelope, STATEMENT_TYPE, public)
-    digest = statement_digest(parse_envelope(envelope, STATEMENT_TYPE).payload)
-    try:
-        snapshot = parse_snapshot({"engines": [content.get("state")]})
-        counters = {name: content["state"].get(name) for name in _COUNTERS}
-        more = {"snapshot": snapshot, "digest": digest, "counters": counters}
-        found = Statement.model_validate({**content, **more})
-    except InvalidSnapshot as error:
-        raise Unsound(f"{what} lacks what evidence needs: {error}") from None
-    except ValidationError as error:
-        raise Unsound(f"{what} lacks what evidence needs: {first_problem(error)}") from None
+    found = _verified(what, envelope, STATEMENT_TYPE, public, Statement)
     if found.key_id != key_id(public) or found.snapshot.epoch != found.epoch:
         raise Unsound(f"{what} names another key or epoch than its own")
     return found
@@ -214,22 +229,20 @@ def _signer(
     """Returns the name of the trusted key that certified the engine's; None if there is none."""
     if signed.certificate is None:
         return None
-    issuer_id = parse_envelope(signed.certificate, CERTIFICATE_TYPE).key_id
-    issuer = trusted.get(issuer_id)
+    issuer = trusted.get(parse_envelope(signed.certificate, CERTIFICATE_TYPE).key_id)
     if issuer is None:
         return None
-    content = _verify("the certificate", signed.certificate, CERTIFICATE_TYPE, issuer.public)
-    begin_s, end_s = content.get("not_before_s"), content.get("not_after_s")
-    if type(begin_s) is not int or type(end_s) is not int:
-        raise Unsound("the certificate has no validity")
-    if content.get("public_key") != dsse.to_base64(public):
+    found = _verified(
+        "the certificate", signed.certificate, CERTIFICATE_TYPE, issuer.public, Certificate
+    )
+    if found.public_key != dsse.to_base64(public):
         raise Unsound("the certificate is of another key than that of the statements")
-    if not issuer.is_valid_at(begin_s):
+    if not issuer.is_valid_at(found.not_before_s):
         raise Unsound(f"the certificate was issued when the key {issuer.name} was not valid")
     for each in statements:
-        if content.get("epoch") != each.epoch:
+        if found.epoch != each.epoch:
             raise Unsound("the certificate is of another epoch than the statements")
-        if not begin_s <= each.wall_s <= end_s:
+        if not found.not_before_s <= each.wall_s <= found.not_after_s:
             raise Unsound("the certificate was not valid at the time of the statements")
         if not issuer.is_valid_at(each.wall_s):
             raise Unsound(f"the key {issuer.name} was not valid at the time of the statements")
@@ -289,25 +302,8 @@ def _check_clocks(proof: Proof) -> None:
         raise Unsound("the finished sequences took no time")
 
 
-def _check_unchanged(before: Statement, after: Statement) -> None:
-    for name in _FIXED:
-        if before.state.get(name) != after.state.get(name):
-            raise Unsound(f"{name} changed between the statements")
+def _check_digests(before: Statement, after: Statement) -> None:
     for name, digest in after.digests.items():
         earlier = before.digests.get(name, {}).get("sha256")
         if earlier is not None and earlier != digest.get("sha256"):
             raise Unsound(f"the digest of the {name} changed between the statements")
-
-
-def _check_counters(proof: Proof) -> None:
-    """Compares the engine's counters with its finished sequences, which are all of the window."""
-    before, after = proof.before.counters, proof.after.counters
-    if fell := [name for name in _COUNTERS if after[name] < before[name]]:
-        raise Unsound(f"{fell[0]} fell between the statements")
-    requests, generated = (after[name] - before[name] for name in _COUNTERS[:2])
-    # With fewer some were aborted, or are still running: their tokens are in no leaf.
-    if len(proof.requests) >= requests and generated != proof.generated_tokens:
-        raise Unsound(
-            f"the engine generated {generated} tokens between the statements, its finished "
-            f"sequences have {proof.generated_tokens}"
-        )

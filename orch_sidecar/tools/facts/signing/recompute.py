@@ -10,41 +10,37 @@ client measures at the far end of a network, so its window is a little longer.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, pairwise
-from typing import Final, NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, islice, pairwise
+from typing import Final
 
-from orch_sidecar.tools.facts.labels import intervals, measured
+from orch_sidecar.tools.facts.labels import intervals, measured, thresholds
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import Measured, Model, name_model
 from orch_sidecar.tools.facts.labels.observation import Observation, observed
 from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun
-from orch_sidecar.tools.facts.labels.thresholds import (
-    CLIENT_LATE_S,
-    CLIENT_LATE_SHARE,
-    CLOCK_RATE,
-    FAILED_SHARE,
-    LACKING,
-    LAST_STEP_TOKENS,
-    NOTED_LATE_S,
-    ROUNDING_S,
-    UNLIKELY,
-    WINDOW_S,
-    WINDOW_SHARE,
-)
-from orch_sidecar.tools.facts.signing.proof import Proof, SignedRequest
+from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.table import row_fields
 
 # A recorded time is rounded to a microsecond, a note to six digits after a rounding to three or
 # four decimals.
 _TIME_S: Final = 2e-6
 _DIGITS: Final = 1e-5
-_DECIMALS: Final = {"_ms": 0.003, names.BATCH_MEAN: 0.001, "_ratio": 0.001, "window_s": 0.001}
+_DECIMALS: Final = {
+    **{"_ms": 0.003, names.BATCH_MEAN: 0.001, "_ratio": 0.001, "window_s": 0.001},
+    **{names.GOODPUT_SHARE: 1e-4, "throughput_tokens_per_sec": 1e-4},
+}
+_ABSENT: Final = "absent"
+_GOODPUT: Final = f"the note {names.GOODPUT_SHARE}"
+# Rows of earlier releases do not note the SLO.
+_OPTIONAL: Final = [f"the note {name}" for name in names.SLOS]
 
 # What nobody but the client states: how it sent its requests, and what it saw of the answers.
 _CLIENTS: Final = ("ttft_", "tpot_", "latency_", "goodput_", "arrivals", "rate_", "burstiness")
@@ -67,8 +63,7 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     return [
         *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
         *_other_model(run, proof),
-        *_differences(row, anew, rebuilt.totals.window_s),
-        *_goodput(row, run),
+        *_differences(row, anew, run, rebuilt.totals.window_s),
         *_left_out(run),
         *_by_the_engine(rebuilt.totals, proof),
         *impossible_times(run, proof),
@@ -77,21 +72,23 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
 
 def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
     """Returns what the engine signed of a run, and how its client states that it sent it."""
-    answered = [call for call in run.calls if call.fate == "answered"]
-    complete = len(answered) == len(run.calls)
+    answered = sum(call.fate == "answered" for call in run.calls)
+    complete = answered == len(run.calls)
+    # Of fewer some were aborted, or are still running: their tokens are in no leaf.
+    finished = complete or len(proof.requests) >= proof.states.accepted
     return observed(
         label,
         proof.states,
         sent=sum(call.fate != "refused" for call in run.calls),
-        answered=len(answered),
-        output_tokens=proof.generated_tokens if complete else None,
-        input_tokens=sum(each.input_tokens for each in proof.requests) if complete else None,
+        answered=answered,
+        output_tokens=proof.generated_tokens if finished else None,
+        input_tokens=proof.input_tokens if complete else None,
         in_flight=[each.in_flight for each in proof.requests],
         arrivals=run.arrivals,
         at_once=run.clients,
         running=[each.running for each in proof.requests],
         in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],
-        clock_slack=proof.adjusted_s + ROUNDING_S,
+        clock_slack=proof.adjusted_s + thresholds.ROUNDING_S,
     )
 
 
@@ -107,48 +104,36 @@ def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
     )
 
 
-def _differences(row: Row, anew: Row, window_s: float) -> Iterator[str]:
+def _differences(row: Row, anew: Row, run: RecordedRun, window_s: float) -> Iterator[str]:
     """Yields the columns and notes that are not what the evidence gives."""
-    for name in COLUMNS:
-        stated, value = getattr(row, name), getattr(anew, name)
-        if name == "throughput_tokens_per_sec":
-            rounding = 1e-4 + (_DIGITS + _TIME_S / window_s) * value
-            if abs(stated - value) > rounding:
-                yield f"throughput is {stated:.6g} tokens/s, the evidence gives {value:.6g}"
-        elif name != "scenario_notes" and stated != value:
-            yield f"{name} is {stated!r}, the evidence gives {value!r}"
-    notes, known = parse_notes(row.scenario_notes), parse_notes(anew.scenario_notes)
-    for name in {**known, **notes}:
-        there, here = notes.get(name, "absent"), known.get(name, "absent")
-        if name in names.SLOS and there == "absent":
-            continue  # rows of earlier releases do not note the SLO
-        if name != names.GOODPUT_SHARE and there != here and not _rounded(name, there, here):
-            yield f"the note {name} is {there}, the evidence gives {here}"
+    stated, given = _stated(row), _stated(anew)
+    for name in {**given, **stated}:
+        there, here = stated.get(name, _ABSENT), given.get(name, _ABSENT)
+        if name in _OPTIONAL and there == _ABSENT:
+            continue
+        least, most = here, here
+        if name == _GOODPUT and _ABSENT not in (there, here):
+            # A request at a bound may be on either side of it.
+            least, most = (str(run.goodput_share(slack_s)) for slack_s in (-_TIME_S, _TIME_S))
+        if there != here and not _rounded(name, there, (least, most), window_s):
+            yield f"{name} is {there}, the evidence gives {here}"
 
 
-def _rounded(name: str, stated: str, value: str) -> bool:
-    """Returns whether two notes are one number of which more is known than they have digits."""
+def _stated(row: Row) -> dict[str, str]:
+    """Returns the columns of a row and its notes."""
+    columns = dict(zip(COLUMNS, row_fields(row), strict=True))
+    notes = parse_notes(columns.pop("scenario_notes"))
+    return columns | {f"the note {name}": text for name, text in notes.items()}
+
+
+def _rounded(name: str, stated: str, values: tuple[str, str], window_s: float) -> bool:
+    """Returns whether a number with few digits is from one of two values to the other."""
     decimals = next((least for end, least in _DECIMALS.items() if name.endswith(end)), None)
-    if decimals is None or "absent" in (stated, value):
+    if decimals is None or _ABSENT in (stated, *values):
         return False
-    return abs(float(stated) - float(value)) <= decimals + _DIGITS * float(value)
-
-
-def _goodput(row: Row, run: RecordedRun) -> Iterator[str]:
-    """Compares the goodput with the requests; one at a bound may be on either side of it."""
-    stated, calls, bounds = parse_notes(row.scenario_notes), run.of_class, run.slo_ms
-    if not bounds:
-        if names.GOODPUT_SHARE in stated:
-            yield f"{names.GOODPUT_SHARE} is {stated[names.GOODPUT_SHARE]}, there was no SLO"
-        return
-    served = [served for call in calls if (served := call.served) is not None]
-    least, most = (
-        sum(each.meets(bounds, slack_s) for each in served) / max(1, len(calls))
-        for slack_s in (-_TIME_S, _TIME_S)
-    )
-    share = stated.get(names.GOODPUT_SHARE)
-    if share is None or not least - 1e-4 <= float(share) <= most + 1e-4:
-        yield f"{names.GOODPUT_SHARE} is {share or 'absent'}, the evidence gives {most:.4g}"
+    least, most = map(float, values)
+    slack = decimals + (_DIGITS + _TIME_S / window_s) * most
+    return least - slack <= float(stated) <= most + slack
 
 
 def _left_out(run: RecordedRun) -> Iterator[str]:
@@ -159,7 +144,9 @@ def _left_out(run: RecordedRun) -> Iterator[str]:
     if unknown := sum(call.served is None for call in answered):
         yield f"{unknown} answers have no length, or no end"
     # All tokens of a short one may have come with its end.
-    long = [call.first_s for call in answered if (call.output_tokens or 0) > LAST_STEP_TOKENS]
+    long = [
+        call.first_s for call in answered if (call.output_tokens or 0) > thresholds.LAST_STEP_TOKENS
+    ]
     if 0 < (unknown := long.count(None)) < len(long):
         yield f"{unknown} of {len(long)} answers have no first token"
 
@@ -184,27 +171,26 @@ def _by_the_engine(whole: Totals, proof: Proof) -> Iterator[str]:
             f"{requests} requests were answered, the engine's finished sequences are of "
             f"{len(proof.requests)}: each request must have an id of its own"
         )
-    if tokens < proof.generated_tokens * (1 - FAILED_SHARE):
+    if tokens < proof.generated_tokens * (1 - thresholds.FAILED_SHARE):
         yield (
             f"the answers have {tokens} generated tokens, the engine's finished sequences "
             f"{proof.generated_tokens}: it served others, too"
         )
-    longest_s = proof.window_s * (1 + WINDOW_SHARE) + WINDOW_S
-    fastest = proof.tokens_per_s * (1 + WINDOW_SHARE)
+    longest_s = proof.window_s * (1 + thresholds.WINDOW_SHARE) + thresholds.WINDOW_S
+    fastest = proof.tokens_per_s * (1 + thresholds.WINDOW_SHARE)
     slowest = proof.generated_tokens / longest_s if len(proof.requests) == requests else 0.0
     if not slowest * (1 - _DIGITS) <= whole.tokens_per_s <= fastest:
         by_engine = f"by the engine {proof.tokens_per_s:.6g}"
         yield f"throughput is {whole.tokens_per_s:.6g} tokens/s, {by_engine}"
-    if whole.window_s < proof.window_s * (1 - WINDOW_SHARE) - ROUNDING_S:
+    if whole.window_s < proof.window_s * (1 - thresholds.WINDOW_SHARE) - thresholds.ROUNDING_S:
         yield f"window_s is {whole.window_s:g}, by the engine {proof.window_s:.6g}"
     if whole.window_s > proof.between_s:
         apart = f"the statements are {proof.between_s:.6g} s apart"
         yield f"window_s is {whole.window_s:g}, {apart}"
 
 
-# Prompt and generated ones.
-_Tokens = tuple[int, int]
-_Any = TypeVar("_Any")
+# Of a request.
+_Time = Callable[[CompletedRequest], float | None]
 
 _UNSCHEDULED: Final = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP)
 
@@ -224,8 +210,10 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
     as a token without text at the end makes no event.
     """
     yield from _arrivals(run, proof)
-    answered = [call for call in run.calls if call.served is not None]
-    missing = Counter(map(_tokens_of, answered)) - Counter(map(_tokens, proof.requests))
+    seen = [_seen(call) for call in run.calls if call.served is not None]
+    sent = [call.sent_s for call in run.calls if call.sent_s is not None]
+    requests = [each.earliest for each in proof.requests]
+    missing = Counter(map(_tokens, seen)) - Counter(map(_tokens, requests))
     for (prompt, generated), count in sorted(missing.items())[:1]:
         yield (
             f"{count} more answers of {prompt} prompt and {generated} generated tokens were "
@@ -233,93 +221,76 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
         )
     if missing:
         return
-    slack_s = proof.adjusted_s + ROUNDING_S + NOTED_LATE_S + CLOCK_RATE * proof.window_s
-    groups = [(run.calls, answered, proof.requests)]
-    if len(answered) == len(proof.requests):
+    slack_s = (
+        proof.adjusted_s
+        + thresholds.ROUNDING_S
+        + thresholds.NOTED_LATE_S
+        + thresholds.CLOCK_RATE * proof.window_s
+    )
+    groups = [(sent, seen, requests)]
+    if len(seen) == len(requests):
         # Of a failed request nobody knows which of the engine's it was: no group is whole then.
-        calls, requests = _grouped(answered, _tokens_of), _grouped(proof.requests, _tokens)
-        groups += [(calls[tokens], calls[tokens], requests[tokens]) for tokens in requests]
+        for here, there in zip(_by_tokens(seen), _by_tokens(requests), strict=True):
+            groups.append(([each.arrived_s for each in here], here, there))
     problems = (problem for group in groups for problem in _impossible(*group, slack_s))
     yield from islice(problems, 1)
 
 
-def _grouped(each: Iterable[_Any], tokens: Callable[[_Any], _Tokens]) -> dict[_Tokens, list[_Any]]:
-    found: dict[_Tokens, list[_Any]] = defaultdict(list)
-    for one in each:
-        found[tokens(one)].append(one)
-    return found
-
-
-def _tokens(request: SignedRequest) -> _Tokens:
-    return request.input_tokens, request.output_tokens
-
-
-def _tokens_of(call: Call) -> _Tokens:
-    return call.input_tokens or 0, call.output_tokens or 0
-
-
-def _first_s(request: SignedRequest) -> float:
-    """Returns the least time to the first token, in seconds since it arrived in the engine."""
-    return min(leaf.queued_s + leaf.prefill_s for leaf in request.leaves)
-
-
-def _last_s(request: SignedRequest) -> float:
-    """Returns the least time to the last token, in seconds since it arrived in the engine."""
-
-    def share(steps: int) -> float:
-        return max(0.0, 1 - LAST_STEP_TOKENS / steps) if steps > 0 else 0.0
-
-    return max(
-        leaf.queued_s + leaf.prefill_s + share(leaf.generated_tokens - 1) * leaf.decode_s
-        for leaf in request.leaves
+def _seen(call: Call) -> CompletedRequest:
+    """Returns an answer as its client saw it, from when it was due and sent."""
+    served = call.served
+    assert served is not None
+    return (
+        served
+        if call.sent_s is None
+        else replace(served, arrived_s=max(served.arrived_s, call.sent_s))
     )
 
 
-class _Moment(NamedTuple):
-    """What a client sees of an answer: when, after how long, and the least that the engine took."""
-
-    text: str
-    name: str
-    at_s: Callable[[Call], float | None]
-    took_s: Callable[[CompletedRequest], float | None]
-    least_s: Callable[[SignedRequest], float]
+def _tokens(request: CompletedRequest) -> tuple[int, int]:
+    return request.input_tokens, request.output_tokens
 
 
-_MOMENTS: Final = (
-    _Moment("began to come", "TTFT", lambda c: c.first_s, lambda each: each.ttft_s, _first_s),
-    _Moment("ended", "latency", lambda c: c.ended_s, lambda each: each.latency_s, _last_s),
+def _by_tokens(requests: Sequence[CompletedRequest]) -> Iterator[list[CompletedRequest]]:
+    for _, group in groupby(sorted(requests, key=_tokens), _tokens):
+        yield list(group)
+
+
+# What a client sees of an answer, and after how long.
+_MOMENTS: Final[tuple[tuple[str, str, _Time, _Time], ...]] = (
+    ("began to come", "TTFT", lambda each: each.first_token_s, lambda each: each.ttft_s),
+    ("ended", "latency", lambda each: each.ended_s, lambda each: each.latency_s),
 )
 
 
 def _impossible(
-    sent: Sequence[Call],
-    answered: Sequence[Call],
-    requests: Sequence[SignedRequest],
+    sent: Sequence[float],
+    seen: Sequence[CompletedRequest],
+    requests: Sequence[CompletedRequest],
     slack_s: float,
 ) -> Iterator[str]:
     """Yields why no difference of the clocks explains the order of times, and too short ones."""
-    came = sorted(each.arrived_s for each in requests)
-    went = sorted(call.sent_s for call in sent if call.sent_s is not None)
+    came, went = sorted(each.arrived_s for each in requests), sorted(sent)
     if len(went) < len(came):
         yield f"the engine finished {len(came)} requests, of which {len(went)} were sent"
         return
     latest = min((there - here for there, here in zip(came, went, strict=False)), default=0.0)
-    for moment in _MOMENTS:
-        here = sorted(at for call in answered if (at := moment.at_s(call)) is not None)
-        there = sorted(each.arrived_s + moment.least_s(each) for each in requests)
+    for text, name, at, took in _MOMENTS:
+        here, there = _known(at, seen), _known(at, requests)
         pairs = zip(there, here, strict=False)
         early_s = max((engine_s - client_s for engine_s, client_s in pairs), default=0.0) - latest
-        if len(here) == len(answered) and here and early_s > slack_s:
+        if len(here) == len(seen) and here and early_s > slack_s:
             yield (
-                f"answers {moment.text} {early_s:.3f} s before the engine had made them, wherever "
-                "its clock stood when they were sent"
+                f"answers {text} {early_s:.3f} s before the engine had made them, wherever its "
+                "clock stood when they were sent"
             )
-    completed = [served for call in answered if (served := call.served) is not None]
-    for moment in _MOMENTS:
-        took = sorted(s for each in completed if (s := moment.took_s(each)) is not None)
-        for client_s, engine_s in zip(took, sorted(map(moment.least_s, requests)), strict=False):
-            if client_s < engine_s * (1 - CLOCK_RATE) - ROUNDING_S:
-                yield f"a {moment.name} is {client_s:.6g} s, the engine alone took {engine_s:.6g} s"
+        for client_s, engine_s in zip(_known(took, seen), _known(took, requests), strict=False):
+            if client_s < engine_s * (1 - thresholds.CLOCK_RATE) - thresholds.ROUNDING_S:
+                yield f"a {name} is {client_s:.4g} s, the engine alone took {engine_s:.4g} s"
+
+
+def _known(time: _Time, requests: Sequence[CompletedRequest]) -> list[float]:
+    return sorted(at for each in requests if (at := time(each)) is not None)
 
 
 def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
@@ -338,10 +309,10 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
         yield from _loop(beside, clients, None if scheduled else proof, may_pause=paused)
     times = ((call.due_s, call.sent_s) for call in scheduled)
     late = [sent_s - due_s for due_s, sent_s in times if due_s is not None and sent_s is not None]
-    late_s, most_s = percentile(late, 99) or 0.0, float(CLIENT_LATE_S)
+    late_s, most_s = percentile(late, 99) or 0.0, float(thresholds.CLIENT_LATE_S)
     if kind is Arrivals.AT_ONCE:
-        most_s = max(most_s, CLIENT_LATE_SHARE * proof.window_s)
-    if late_s > most_s + ROUNDING_S and not run.bottleneck:
+        most_s = max(most_s, thresholds.CLIENT_LATE_SHARE * proof.window_s)
+    if late_s > most_s + thresholds.ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
     rate = run.rate_per_s
     if rate is not None and kind in (Arrivals.CONSTANT, Arrivals.POISSON):
@@ -358,13 +329,15 @@ def _loop(
     known = [each for call in calls if (each := call.in_flight) is not None]
     inside = [] if proof is None else [each.in_flight for each in proof.requests]
     # An end that was noted late is no overlap.
-    inside = [each._replace(end=max(each.start, each.end - NOTED_LATE_S)) for each in inside]
+    inside = [
+        each._replace(end=max(each.start, each.end - thresholds.NOTED_LATE_S)) for each in inside
+    ]
     both = (*intervals.pieces(known), *intervals.pieces(inside))
     at_once = max((piece.intervals for piece in both), default=0)
     if at_once > clients:
         yield f"at_once is {clients}, {at_once} requests were in flight at once"
     lacking = intervals.missing(known, clients) if len(known) > clients else 0.0
-    if lacking > LACKING and not may_pause:
+    if lacking > thresholds.LACKING and not may_pause:
         yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
 
 
@@ -372,9 +345,12 @@ def _rate(kind: Arrivals, rate: float, due_s: Sequence[float]) -> Iterator[str]:
     gaps = [later - earlier for earlier, later in pairwise(due_s)]
     total, count = sum(gaps), len(gaps)
     if kind is Arrivals.CONSTANT:
-        wrong = any(abs(gap - 1 / rate) > ROUNDING_S + CLOCK_RATE / rate for gap in gaps)
+        wrong = any(
+            abs(gap - 1 / rate) > thresholds.ROUNDING_S + thresholds.CLOCK_RATE / rate
+            for gap in gaps
+        )
     else:
-        wrong = count > 0 and _log_chance(total * rate, count) < math.log(UNLIKELY)
+        wrong = count > 0 and _log_chance(total * rate, count) < math.log(thresholds.UNLIKELY)
     if wrong:
         yield f"rate_per_s is {rate:g}: {count + 1} requests were due within {total:.6g} s"
 

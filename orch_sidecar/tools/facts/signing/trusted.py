@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Final, Self
 
 import yaml
@@ -64,14 +64,14 @@ _KEY_BYTES: Final = 32
 
 def entry_of(name: str, public: bytes, not_before: datetime, not_after: datetime) -> str:
     """Returns an entry as text to append to the file of trusted keys."""
-    entry = {
-        "name": name,
-        "id": key_id(public),
-        "public_key": to_base64(public),
-        "not_before": _text(not_before),
-        "not_after": _text(not_after),
-    }
-    return yaml.safe_dump([entry], sort_keys=False)
+    entry = TrustedKey(
+        name=name,
+        id=key_id(public),
+        public_key=to_base64(public),
+        not_before=not_before,
+        not_after=not_after,
+    )
+    return yaml.safe_dump([entry.model_dump(mode="json")], sort_keys=False)
 
 
 def parse_trusted(text: str) -> TrustedKeys:
@@ -86,7 +86,3 @@ def parse_trusted(text: str) -> TrustedKeys:
     if again := [name for name, count in Counter(key.id for key in keys).items() if count > 1]:
         raise ValueError(f"the id {again[0]} occurs twice: change the validity of the first entry")
     return {key.id: key for key in keys}
-
-
-def _text(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -94,7 +94,7 @@ def verify_table(
     digest, None if there is none. `now_s`: the checker's clock; nothing was signed after it."""
     verdicts: list[tuple[LocatedRow, Verified]] = []
     for located in rows:
-        verdict = verify_row(located.record.fields, located.row, read, trusted, now_s)
+        verdict = verify_row(located, read, trusted, now_s)
         for earlier, other in verdicts:
             if (repeated := verdict.repeats(other)) is not None:
                 reason = f"it has {repeated} of {earlier.place}: one run makes one row"
@@ -105,22 +105,22 @@ def verify_table(
 
 
 def verify_row(
-    fields: Sequence[str],
-    row: Row,
+    located: LocatedRow,
     read: Callable[[str], bytes | None],
     trusted: TrustedKeys,
     now_s: float = math.inf,
 ) -> Verified:
     """Returns the verdict on a row, by the evidence that it names."""
-    notes, name = named_by(row.scenario_notes)
+    notes, name = named_by(located.row.scenario_notes)
     if name is None:
-        if row.source_tag.startswith(TRACES):
+        if located.row.source_tag.startswith(TRACES):
             reason = "made of traces, which have no nonce and no signed statement"
             return Verified(Verdict.NOT_FRESH, (reason,))
         return Verified(Verdict.UNVERIFIED, ("the row has no evidence",))
     content = read(name)
     if content is None:
         return Verified(Verdict.FAILED, (f"{name}.json is not beside the table",), name)
+    fields = located.record.fields
     without = [*fields[:_NOTES], notes, *fields[_NOTES + 1 :]]
     return verify_evidence(name, content, trusted, without, now_s)
 

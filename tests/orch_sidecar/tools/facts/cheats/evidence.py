@@ -71,16 +71,16 @@ def scenario(**changes: Any) -> dict[str, Any]:
 FORGERIES = (
     Forgery(
         "twice the throughput",
-        "throughput is 580",
+        "throughput_tokens_per_sec is 580",
         {"throughput_tokens_per_sec": 580.0},
         checked=True,
     ),
-    Forgery("3 % more", "throughput is 299.1", {"throughput_tokens_per_sec": 299.1}),
+    Forgery("3 % more", "throughput_tokens_per_sec is 299.1", {"throughput_tokens_per_sec": 299.1}),
     Forgery("another batch", "batch is 2", {"batch": 2}, checked=True),
-    Forgery("another GPU", f"gpu is 'NVIDIA B200', {GIVES}", {"gpu": "NVIDIA B200"}, follows=True),
+    Forgery("another GPU", f"gpu is NVIDIA B200, {GIVES}", {"gpu": "NVIDIA B200"}, follows=True),
     Forgery("more GPUs", f"gpu_count is 8, {GIVES} 2", {"gpu_count": 8}, follows=True),
-    Forgery("another precision", "precision is 'FP8'", {"precision": "FP8"}, checked=True),
-    Forgery("another engine", "engine is 'vLLM 0.33.0'", {"engine": "vLLM 0.33.0"}, follows=True),
+    Forgery("another precision", "precision is FP8", {"precision": "FP8"}, checked=True),
+    Forgery("another engine", "engine is vLLM 0.33.0", {"engine": "vLLM 0.33.0"}, follows=True),
     Forgery(
         "another model",
         "the model 'llama' is not one that the engine served",
@@ -105,7 +105,7 @@ FORGERIES = (
         {"source_tag": "orch-bench:20260921T133320Z-batched_online-abc124"},
         follows=True,
     ),
-    Forgery("another tool", "source_tag is 'otlp:a'", {"source_tag": "otlp:a"}, checked=True),
+    Forgery("another tool", "source_tag is otlp:a", {"source_tag": "otlp:a"}, checked=True),
     Forgery("as offline", "cannot be offline", {"measurement_type": Label.OFFLINE}, checked=True),
     noted("another mean", batch_mean=2.9),
     noted("another peak", batch_max=8),
@@ -129,7 +129,11 @@ FORGERIES = (
     noted("a bottleneck", client_bottleneck="yes"),
     noted("another name", served_as="alias"),
     noted("a note of its own", cooled="water"),
-    Forgery("goodput without an SLO", "there was no SLO", {"notes": {"goodput_share": 0.99}}),
+    Forgery(
+        "goodput without an SLO",
+        f"goodput_share is 0.99, {GIVES} absent",
+        {"notes": {"goodput_share": 0.99}},
+    ),
     Forgery(
         "goodput",
         f"goodput_share is 0.99, {GIVES} 0",

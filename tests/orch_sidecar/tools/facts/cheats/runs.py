@@ -20,7 +20,7 @@ CLOSED = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients
 ALONE = replace(CLOSED, clients=1)
 STEPS = {"1": [20, 0.2], "4": [20, 0.4]}
 DONE = {"requests_total": 110, "steps_by_batch": STEPS}
-OFFLINE_DONE = DONE | {"measurement_type": "offline", "profile": "offline"}
+OFFLINE_DONE = DONE | {"measurement_type": "offline", "profile": "offline", "pool": "offline"}
 RUNS: Final[tuple[tuple[str, Scenario, Mapping[str, Any], str], ...]] = (
     ("a second client", CLOSED, DONE | {"requests_total": 111}, "served other clients"),
     ("coalesced answers", CLOSED, DONE | {"requests_total": 109}, "were shared (coalesced)"),

@@ -127,7 +127,7 @@ IMPOSSIBLE: tuple[tuple[str, Change, str], ...] = (
      "a TTFT is 0.01 s, the engine alone took 0.1 s"),
     ("a tenth of the latencies",
      changed(times(lambda at, sent: sent + (at - sent) / 10, "first_s", "ended_s")),
-     "before the engine had made"),
+     "a TTFT is 0.0102 s, the engine alone took 0.1 s"),
     ("a tenth of everything", changed(times(lambda at, _: at / 10,
                                             "due_s", "sent_s", "first_s", "ended_s")),
      "before the engine had made them"),

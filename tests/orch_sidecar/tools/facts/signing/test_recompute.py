@@ -68,6 +68,31 @@ def test_evidence_without_the_clients_record_is_none(result: dict[str, Any]) -> 
     assert "the client's result: " in found.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("requests_total", 0, "the second state is older than the first"),
+        ("generated_tokens_total", 99, "the engine generated 92 tokens in the window, but"),
+        ("generated_tokens_total", 24, "the engine generated 17 tokens in the window, but"),
+        ("slots_total", 9, "the number of slots changed"),
+        ("gpu", "another", "what the engine states of itself changed"),
+    ],
+)
+def test_counters_and_configuration_that_do_not_fit_are_contradictions(
+    name: str, value: object, reason: str
+) -> None:
+    """Even if the engine's own key signs them."""
+    engine = SigningEngine()
+    engine.decode(1, 7)  # of the warm-up
+    signed = engine.measure()
+
+    def change(content: dict[str, Any]) -> None:
+        content["state"][name] = value
+
+    after = resigned(signed.after, change, engine.private)
+    assert reason in "; ".join(reasons(signed.model_copy(update={"after": after}), row_of()))
+
+
 @pytest.mark.parametrize("prompts", [1, 4])
 def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_have(
     prompts: int,

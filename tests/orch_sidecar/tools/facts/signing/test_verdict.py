@@ -90,7 +90,7 @@ def test_recorded_run_whose_requests_decode_beside_prompts_is_verified() -> None
     assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", ())
     assert found.proof is not None
     requests = found.proof.requests
-    assert intervals.share_together([each.generation for each in requests]) < SHARED_STEPS
+    assert intervals.share_together([each.earliest.generation for each in requests]) < SHARED_STEPS
     together = intervals.share_together([each.running for each in requests])
     assert together == pytest.approx(0.857, abs=1e-3)
 
