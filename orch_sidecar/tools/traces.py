@@ -22,13 +22,13 @@ end.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -40,16 +40,12 @@ from pydantic import (
 )
 
 from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
-from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
-from orch_sidecar.tools.facts.tables.table import UnreadableFile, parse
+from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem
+from orch_sidecar.tools.facts.tables.table import UnreadableFile, decoded, parse
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 # A block of less than one token of a scaled trace still distinguishes prefixes.
 _LEAST_TOKENS: Final = 1
-
-
-class InvalidTrace(ValueError):
-    """A file is not a trace; the message gives file, line, value and rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ class Trace:
     def window(self, from_s: float, until_s: float = inf) -> Trace:
         """Returns the requests that arrived in that part, `until_s` excluded, from its start on.
 
-        Raises InvalidTrace for a part without requests.
+        Raises UnreadableFile for a part without requests.
         """
         found = tuple(
             replace(each, at_s=each.at_s - from_s)
@@ -97,7 +93,7 @@ class Trace:
             if from_s <= each.at_s < until_s
         )
         if not found:
-            raise InvalidTrace(
+            raise UnreadableFile(
                 f"{self.name}: no request arrived from {from_s:g} to {until_s:g} s: the window "
                 f"must overlap the {self.seconds:g} s of the trace"
             )
@@ -112,19 +108,17 @@ class Trace:
         def tokens(count: int) -> int:
             return max(_LEAST_TOKENS, round(lengths * count))
 
-        return replace(
-            self,
-            requests=tuple(
-                TracedRequest(
-                    time * each.at_s,
-                    tokens(each.prompt_tokens),
-                    tokens(each.output_tokens),
-                    each.prefix_blocks,
-                )
-                for each in self.requests
-            ),
-            block_tokens=None if self.block_tokens is None else tokens(self.block_tokens),
+        requests = (
+            replace(
+                each,
+                at_s=time * each.at_s,
+                prompt_tokens=tokens(each.prompt_tokens),
+                output_tokens=tokens(each.output_tokens),
+            )
+            for each in self.requests
         )
+        block_tokens = None if self.block_tokens is None else tokens(self.block_tokens)
+        return replace(self, requests=tuple(requests), block_tokens=block_tokens)
 
 
 def merged(trace: Trace, bulk: Trace | None) -> list[tuple[TracedRequest, ServiceClass, Trace]]:
@@ -144,8 +138,7 @@ _SHOWN: Final = 200  # characters of the columns in an error
 # Mooncake's, and the default of vLLM's `--timed-trace-chunk-hash-size`.
 _MOONCAKE: Final = 512
 _USUAL: Final = (_MOONCAKE, 16)
-
-_Line: TypeAlias = tuple[int, Mapping[str, Any]]  # its number, and its values by column
+_BLOCKS: Final = "hash_ids"
 
 
 def _date_s(value: object) -> float:
@@ -162,118 +155,104 @@ _Tokens = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
 
 
 class _Row(BaseModel):
-    """One row; a number may be the text of one. `at_s`: seconds of the trace's own clock."""
+    """A row of GuideLLM, vLLM and Mooncake; a number may be the text of one.
 
-    line: int
-    at_s: FiniteFloat
-    prompt_tokens: _Tokens
-    output_tokens: _Tokens
-    blocks: tuple[StrictInt, ...] = ()
+    `at_s`: of the trace's own clock; `is_whole`: it is an integer.
+    """
+
+    at_s: FiniteFloat = Field(alias="timestamp")
+    prompt_tokens: _Tokens = Field(alias="input_length")
+    output_tokens: _Tokens = Field(alias="output_length")
+    blocks: tuple[StrictInt, ...] = Field((), alias=_BLOCKS)
+    is_whole: Annotated[bool, BeforeValidator(lambda stated: type(stated) is int)] = at(
+        "timestamp", default=False
+    )
 
 
-class _DatedRow(_Row):
-    at_s: Annotated[float, BeforeValidator(_date_s)]
+class _AzureRow(_Row):
+    at_s: Annotated[float, BeforeValidator(_date_s)] = Field(alias="TIMESTAMP")
+    prompt_tokens: _Tokens = Field(alias="ContextTokens")
+    output_tokens: _Tokens = Field(alias="GeneratedTokens")
 
 
-# The columns of each format by the fields of a row.
-_AZURE: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_GUIDELLM: Final = ("timestamp", "input_length", "output_length")
+class _BurstGptRow(_Row):
+    at_s: FiniteFloat = Field(alias="Timestamp")
+    prompt_tokens: _Tokens = Field(alias="Request tokens")
+    output_tokens: _Tokens = Field(alias="Response tokens")
+
+
+# The formats of CSV, and the columns that each must have.
 _FORMATS: Final = {
-    "Azure": _AZURE,
-    "BurstGPT": ("Timestamp", "Request tokens", "Response tokens"),
-    "GuideLLM": _GUIDELLM,
+    each: [str(field.alias) for field in each.model_fields.values() if field.is_required()]
+    for each in (_AzureRow, _BurstGptRow, _Row)
 }
-_BLOCKS: Final = "hash_ids"
+_Line: TypeAlias = tuple[int, _Row]  # its number, and what it says
 
 
 def read(path: Path | str) -> Trace:
-    """Returns the trace in a file. Raises OSError and InvalidTrace."""
+    """Returns the trace in a file. Raises OSError and UnreadableFile."""
     path = Path(path)
     content, name = path.read_bytes(), str(path)
     is_json = content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
-    block_tokens = None
-    if is_json:
-        lines = _json_lines(name, content)
-        rows = [_row(name, line, (*_GUIDELLM, _BLOCKS)) for line in lines]
-        block_tokens = _block_tokens(name, rows)
-        whole = all(type(document[_GUIDELLM[0]]) is int for _, document in lines)
-        if whole and block_tokens == _MOONCAKE:
-            rows = [row.model_copy(update={"at_s": row.at_s / 1000}) for row in rows]
-    else:
-        columns, cells = _csv_lines(name, content)
-        rows = [_row(name, line, columns) for line in cells]
-    kept = [row for row in rows if row.prompt_tokens and row.output_tokens]
+    lines = [*(_json_lines if is_json else _csv_lines)(name, content)]
+    block_tokens = _block_tokens(name, lines)
+    in_ms = block_tokens == _MOONCAKE and all(row.is_whole for _, row in lines)
+    kept = [row for _, row in lines if row.prompt_tokens and row.output_tokens]
     if not kept:
-        raise InvalidTrace(f"{path}: the file must contain at least one answered request")
-    began_s = min(row.at_s for row in kept)
+        raise UnreadableFile(f"{path}: the file must contain at least one answered request")
+    began, unit_s = min(row.at_s for row in kept), 1e-3 if in_ms else 1.0
     requests = (
         TracedRequest(
-            round(row.at_s - began_s, _DIGITS), row.prompt_tokens, row.output_tokens, row.blocks
+            round(unit_s * (row.at_s - began), _DIGITS),
+            *(row.prompt_tokens, row.output_tokens, row.blocks),
         )
         for row in sorted(kept, key=lambda row: row.at_s)
     )
-    return Trace(
-        path.name, sha256(content).hexdigest(), tuple(requests), block_tokens, len(rows) - len(kept)
-    )
+    digest, left_out = sha256(content).hexdigest(), len(lines) - len(kept)
+    return Trace(path.name, digest, tuple(requests), block_tokens, left_out)
 
 
-def _row(name: str, line: _Line, columns: Sequence[str]) -> _Row:
-    """Returns the row of a line. `columns`: of the fields of a row, in their order."""
-    number, values = line
-    names = dict(zip(list(_Row.model_fields)[1:], columns, strict=False))
-    stated = {field: values[name] for field, name in names.items() if values.get(name) is not None}
-    kind = _DatedRow if columns[0] == _AZURE[0] else _Row
+def _line(name: str, line: int, kind: type[_Row], values: Mapping[str, object]) -> _Line:
+    """Returns a parsed line. Raises UnreadableFile."""
+    stated = {column: value for column, value in values.items() if value is not None}
     try:
-        return kind(line=number, **stated)
+        return line, kind.model_validate(stated)
     except ValidationError as error:
-        found = first_problem(error)
-        place = names[found.place.partition(".")[0]]
-        raise _invalid(name, number, str(found._replace(place=place))) from None
+        raise UnreadableFile(f"{name}:{line}: {first_problem(error)}") from None
 
 
-def _invalid(name: str, line: int, problem: str) -> InvalidTrace:
-    return InvalidTrace(f"{name}:{line}: {problem}")
-
-
-def _json_lines(name: str, content: bytes) -> list[_Line]:
-    try:
-        documents = parse_all(name, content)
-    except UnreadableFile as error:
-        raise InvalidTrace(str(error)) from None
-    for line, document in documents:
+def _json_lines(name: str, content: bytes) -> Iterator[_Line]:
+    for line, document in documents_in(name, content):
         if not isinstance(document, dict):
-            raise _invalid(name, line, f"the line is {document!r:.60}: it must be an object")
-    return documents
+            rule = f"the line is {document!r:.60}: it must be an object"
+            raise UnreadableFile(f"{name}:{line}: {rule}")
+        yield _line(name, line, _Row, document)
 
 
-def _csv_lines(name: str, content: bytes) -> tuple[Sequence[str], list[_Line]]:
-    """Returns the columns of the format, and the lines below the first one."""
-    try:
-        records = parse(name, content.decode("utf-8-sig")).records
-    except UnicodeDecodeError as error:
-        line, byte = content.count(b"\n", 0, error.start) + 1, error.object[error.start]
-        raise _invalid(name, line, f"byte {byte:#x}: the file must be UTF-8") from None
-    except UnreadableFile as error:
-        raise InvalidTrace(str(error)) from None
+def _csv_lines(name: str, content: bytes) -> Iterator[_Line]:
+    """Yields the lines below the first one, whose columns say which format it is."""
+    records = parse(name, decoded(name, content, "utf-8-sig")).records
     rows = [(each.line, [cell.strip() for cell in each.fields]) for each in records]
     head = rows[0][1] if rows else []
-    columns = next((each for each in _FORMATS.values() if set(each) <= set(head)), None)
-    if columns is None:
-        known = "; ".join(f"{', '.join(each)} ({tool})" for tool, each in _FORMATS.items())
+    kind = next((each for each, columns in _FORMATS.items() if set(columns) <= set(head)), None)
+    if kind is None:
+        known = "; or ".join(", ".join(columns) for columns in _FORMATS.values())
         found = ascii(", ".join(head) or "none")[1:-1]
         rule = f"they must include those of a known trace: {known}; or the file must be JSONL"
-        raise _invalid(name, 1, f"the columns are {found[:_SHOWN]}: {rule}")
-    for line, cells in rows:
+        raise UnreadableFile(f"{name}:1: the columns are {found[:_SHOWN]}: {rule}")
+    for line, cells in rows[1:]:
         if cells and len(cells) != len(head):
             rule = f"it must have the {len(head)} of the first line"
-            raise _invalid(name, line, f"the row has {len(cells)} cells: {rule}")
-    return columns, [(at, dict(zip(head, cells, strict=True))) for at, cells in rows[1:] if cells]
+            raise UnreadableFile(f"{name}:{line}: the row has {len(cells)} cells: {rule}")
+        if cells:
+            values = dict(zip(head, cells, strict=True))
+            yield _line(name, line, kind, {each: values[each] for each in _FORMATS[kind]})
 
 
-def _block_tokens(name: str, rows: Sequence[_Row]) -> int | None:
+def _block_tokens(name: str, lines: Sequence[_Line]) -> int | None:
     """Returns the size of a block that agrees with all lengths; the usual ones first."""
     least, most = 1, inf
-    for row in rows:
+    for line, row in lines:
         count = len(row.blocks)
         if not count:
             continue
@@ -281,10 +260,10 @@ def _block_tokens(name: str, rows: Sequence[_Row]) -> int | None:
         if count > 1:
             most = min(most, (row.prompt_tokens - 1) // (count - 1))
         if least > most:
-            rule = f"as many as blocks of one size need for {_GUIDELLM[1]} {row.prompt_tokens}"
+            rule = f"as many as blocks of one size need for input_length {row.prompt_tokens}"
             problem = f"the number of {_BLOCKS} is {count}: it must be {rule}"
-            raise _invalid(name, row.line, problem)
-    if not any(row.blocks for row in rows):
+            raise UnreadableFile(f"{name}:{line}: {problem}")
+    if not any(row.blocks for _, row in lines):
         return None
     return next((usual for usual in _USUAL if least <= usual <= most), least)
 
@@ -332,7 +311,7 @@ def add_bulk_clients(group: argparse._ActionsContainer, lengths: str) -> None:
 def traces_of(options: argparse.Namespace) -> tuple[Trace, Trace | None]:
     """Returns the parts of the traces that the options define, the second None if not given.
 
-    Raises OSError and InvalidTrace.
+    Raises OSError and UnreadableFile.
     """
 
     def part(path: Path) -> Trace:

@@ -191,7 +191,7 @@ def given_of(options: argparse.Namespace) -> dict[str, str | int]:
 
 def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
     """Returns the scenario that the options define. Raises InvalidOptions, and OSError and
-    InvalidTrace for a file that is no trace."""
+    UnreadableFile for a file that is no trace."""
     common: dict[str, Any] = {
         "label": label,
         "least_requests": options.requests,

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from pydantic import AliasPath, Field, ValidationError
 
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.facts.tables.table import UnreadableFile, decoded
 
 # Those of 64 bits. An integer of more is no count, and may be too large for a float.
 _MOST_DIGITS: Final = 20
@@ -76,18 +76,14 @@ def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
     Yields each with the line in which it begins, from 1: a file may be larger than what is made of
     it. Raises UnreadableFile.
     """
-    text, at, line = "", 0, 1
+    text, at, line = decoded(name, content, "utf-8-sig"), 0, 1
     try:
-        text = content.decode("utf-8-sig")
         while (found := _NO_SPACE.search(text, at)) is not None or not at:
             begin = len(text) if found is None else found.start()
             line, at = line + text.count("\n", at, begin), begin
             document, end = _parsed(_DECODER.raw_decode, text, at)
             yield line, document
             line, at = line + text.count("\n", at, end), end
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        rule = "the text is not UTF-8 (it must not be compressed)"
     except json.JSONDecodeError as error:
         line, rule = error.lineno, "it ends too early" if error.pos == len(text) else error.msg
     except ValueError as error:  # an integer, a name that is there twice, or too deep

@@ -28,6 +28,7 @@ from orch_sidecar.tools.facts.tables.table import (
     Record,
     Table,
     UnreadableFile,
+    decoded,
     parse,
     row_fields,
     with_records,
@@ -42,15 +43,7 @@ class Conflict(ValueError):
 
 def read(path: Path) -> Table:
     """Reads a table. Raises OSError, and UnreadableFile for a file that is not UTF-8 or not CSV."""
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UnreadableFile(
-            f"{path}:{line}: the text is not UTF-8: {error.reason} {content[error.start]:#x}"
-        ) from None
-    return parse(str(path), text)
+    return parse(str(path), decoded(str(path), path.read_bytes()))
 
 
 def write(path: Path, content: str | bytes) -> None:

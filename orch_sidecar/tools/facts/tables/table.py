@@ -60,6 +60,17 @@ class Table:
         return _LINE_END if found is None else found[0]
 
 
+def decoded(name: str, content: bytes, encoding: str = "utf-8") -> str:
+    """Returns the text of a file; in `utf-8-sig` without a byte order mark. Raises UnreadableFile,
+    with the line."""
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line, byte = content.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        rule = f"the text is not UTF-8, nor may it be compressed: {error.reason} {byte:#x}"
+        raise UnreadableFile(f"{name}:{line}: {rule}") from None
+
+
 def parse(name: str, text: str) -> Table:
     """Parses a text into a table.
 

@@ -143,7 +143,7 @@ def test_append_rejects_rows_with_faults_and_writes_none(path: Path) -> None:
 
 def test_text_that_is_not_utf8_is_rejected_with_its_line(path: Path) -> None:
     path.write_bytes(HEADER.encode() + b"\nMod\xe8le,\n")
-    with pytest.raises(UnreadableFile, match=r"csv:2: the text is not UTF-8: .* 0xe8"):
+    with pytest.raises(UnreadableFile, match=r"csv:2: the text is not UTF-8, .* 0xe8"):
         read(path)
 
 
