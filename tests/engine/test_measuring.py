@@ -207,7 +207,7 @@ def assert_throughputs_agree(found: Outcome, within: float) -> None:
     """Within so much, and what the client stood still at the ends of its window."""
     row, traced = (float(each["throughput_tokens_per_sec"]) for each in (found.row, found.traced))
     result = found.measured.result
-    still_s = 2 * result["client"]["loop_lag_ms"]["most"] / 1000
+    still_s = 2 * result["client"]["loop_lag_s"]["most"]
     assert traced == pytest.approx(row, rel=within + still_s / result["figures"]["window_s"])
 
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from orch_sidecar.tools.arguments import file_of
 from orch_sidecar.tools.bench.decode.result import DOCUMENT, DecodeResult
 from orch_sidecar.tools.bench.plan import InvalidOptions
-from orch_sidecar.tools.bench.report.compare import compare_report, compare_sweeps_report
+from orch_sidecar.tools.bench.report.compare import compare_report
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.report.run import run_report
 from orch_sidecar.tools.bench.report.sweep import sweep_report
@@ -80,15 +80,11 @@ _PAGES: Final[dict[type, Callable[[Any], Page]]] = {
     Sweep: sweep_report,
     DecodeResult: decode_report,
 }
-# Two results of one kind, side by side.
-_COMPARED: Final[dict[type, Callable[[Any, Any], Page]]] = {
-    Result: compare_report,
-    Sweep: compare_sweeps_report,
-}
 
-_COMPARE: Final = """Compares two runs, or two sweeps, by their result files: each figure of both
-with its 95 % confidence interval, the change with its own, and the conditions in which they differ.
-The intervals are of one run each: they do not contain what changes from run to run."""
+_COMPARE: Final = """Compares two runs by their result files: each figure of both with its 95 %
+confidence interval, the change with its own, and the conditions in which they differ. The intervals
+are of one run each: they do not contain what changes from run to run. `orch facts compare` compares
+rows, as those of sweeps."""
 
 
 def page_of(found: Result | Sweep | DecodeResult) -> Page:
@@ -133,13 +129,9 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     before, after = _read(options.before), _read(options.after)
-    compared = _COMPARED.get(type(before))
-    if compared is None or type(before) is not type(after):
-        raise ValueError(
-            "only two runs, or two sweeps, can be compared: results of different kinds, and those "
-            "of `orch bench decode`, cannot"
-        )
-    page = compared(before, after)
+    if not isinstance(before, Result) or not isinstance(after, Result):
+        raise ValueError("only two runs can be compared; of sweeps, `orch facts compare` the rows")
+    page = compare_report(before, after)
     print(page.plain)
     return 0 if write_report(page, options.report, Path("compare")) else 2
 

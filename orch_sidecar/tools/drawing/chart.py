@@ -129,7 +129,6 @@ def by_size(
     x_label: str,
     y_label: str,
     series: Sequence[Series],
-    *,
     linear: bool,
     marked: Sequence[Marked] = (),
 ) -> Chart:

@@ -135,8 +135,9 @@ def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:
     no prompt of another."""
     for result in sweep.results:
         clients, figures = result.scenario.clients, result.figures
-        if clients and clients > 1 and figures is not None and figures.tpot_ms:
-            yield clients, figures.tpot_ms.p95
+        tpot = None if figures is None else figures.times_s["tpot"]
+        if clients and clients > 1 and tpot is not None:
+            yield clients, 1000 * tpot.p95
 
 
 def _entries(result: Result, pool: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

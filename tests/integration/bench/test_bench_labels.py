@@ -121,8 +121,9 @@ async def test_run_in_which_nothing_was_batched_is_invalid_as_batched_online(
     said = re.search(r"too little for 2 requests/s to overlap: --rate (\d+) keeps", reasons(sparse))
     assert said is not None
     assert sparse.figures is not None
-    in_flight = int(said[1]) * sparse.figures.latency_ms.mean / 1000
-    assert 2.0 <= in_flight + 0.001 < 2.0 + sparse.figures.latency_ms.mean / 1000 + 0.002
+    latency = sparse.figures.times_s["latency"]
+    assert latency is not None
+    assert 2.0 <= int(said[1]) * latency.mean + 0.001 < 2.0 + latency.mean + 0.002
     alone = replace(CLOSED, clients=1)
     assert "nothing was batched" in reasons(await measured(url_of(cloud), alone))
     assert (await measured(url_of(cloud), alone, trial=True)).status is Status.PRELIMINARY

@@ -12,27 +12,40 @@ from orch_sidecar.tools.bench.report.measures import (
     Estimate,
     Measure,
     Times,
-    by_class,
     measures_of,
     times_of,
 )
 from orch_sidecar.tools.bench.report.run import (
     INTERVALS_TEXT,
-    MATTERS,
-    began,
+    conditions,
     conditions_of,
-    differing,
     verdict,
 )
-from orch_sidecar.tools.bench.report.sweep import curves_by_clients
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style
 from orch_sidecar.tools.drawing.page import Page
-from orch_sidecar.tools.drawing.texts import NONE, counted
+from orch_sidecar.tools.drawing.texts import NONE
+from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
 
 _HEAD: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
 
+# Beyond those of rows: what else makes two runs answers to different questions.
+_MATTERS: Final = {
+    **DIFFERENCES,
+    "measurement_type": "different ways of batching",
+    **dict.fromkeys(
+        ("arrivals", "rate_per_s", "clients", "burstiness", "trace"),
+        "other loads: queues and batches form differently",
+    ),
+    "prompts": "other work: prompts and answers of other lengths or texts",
+    "slots_total": "batches of other sizes",
+    "profile": "other rules of admission and other batches",
+    "weights": "different models",
+    "slo_ms": "other bounds: shares within the SLO do not compare",
+    "verdict": "not both of the results hold",
+    "cpus": "other clients",
+    "cpu_model": "other clients",
+}
 
 Interval = tuple[float, float]
 
@@ -70,7 +83,7 @@ class Compared:
 
     def _percent(self, value: float) -> str:
         # A share changes by percentage points: 40 % to 50 % is not 25 %.
-        return f"{100 * value:+.1f} {'%' if self.before.relative else 'points'}"
+        return f"{100 * value:+.1f} {'points' if self.before.is_share else '%'}"
 
 
 def change(
@@ -98,78 +111,38 @@ def change(
 
 def compared(before: Result, after: Result) -> list[Compared]:
     """Compares the figures that both results have. Raises ValueError."""
-    second = {(each.of, each.name): each for each in measures_of(after)}
+    second = {each.title: each for each in measures_of(after)}
     return [
-        Compared(each, other, *change(each.estimate, other.estimate, relative=each.relative))
+        Compared(each, other, *change(each.estimate, other.estimate, relative=not each.is_share))
         for each in measures_of(before)
-        if (other := second.get((each.of, each.name))) is not None
+        if (other := second.get(each.title)) is not None
     ]
 
 
-def objections(before: Result, after: Result) -> list[str]:
-    """Returns why a change in figures may be that of something else, a sentence for each."""
-    return [
-        f"{name.replace('_', ' ')}: {a or 'unknown'} and {b or 'unknown'} ({MATTERS[name]})"
-        for name, a, b in differing(before, after)
-        if name in MATTERS
-    ]
+def differing(before: Result, after: Result) -> Iterator[tuple[str, str, str, str]]:
+    """Yields the conditions in which two results differ: the name, both texts, and what it means
+    for a change in figures; empty where that is nothing."""
+    pairs = zip(conditions_of(before).values(), conditions_of(after).values(), strict=True)
+    for first, second in pairs:
+        for name in first | second:
+            texts = first.get(name, ""), second.get(name, "")
+            if texts[0] != texts[1]:
+                a, b = (text or "unknown" for text in texts)
+                yield name.replace("_", " "), a, b, _MATTERS.get(name, "")
 
 
 def compare_report(before: Result, after: Result) -> Page:
     """Returns the page of two results. Raises ValueError as `run_report` does."""
-    page = Page(_title(before, after))
+    names = dict.fromkeys([before.engine.model_name, after.engine.model_name])
+    page = Page(f"{' and '.join(names)}: two runs compared")
     verdict(page, before, "a")
     verdict(page, after, "b")
-    _objections(page, before, after)
+    page.section("What differs in their conditions")
+    if differences := list(differing(before, after)):
+        page.table(("condition", "a", "b", "what that means"), differences, texts=4)
+    else:
+        page.text("Nothing that the results record.")
     page.section("Figures")
-    _table(page, before, after)
-    page.remark(INTERVALS_TEXT)
-    page.remark(
-        "A change is shown only where its interval does not contain 0. Two runs of the same system "
-        "may differ by more than that: repeat both, in turns, before you decide on a small change."
-    )
-    page.section("Distributions")
-    page.charts(_charts(before, after))
-    _conditions(page, before, after)
-    page.remark(f"a: result {before.id}. b: result {after.id}.")
-    return page
-
-
-def compare_sweeps_report(before: Sweep, after: Sweep) -> Page:
-    """Returns the page of two sweeps: the concurrencies that both have. Raises ValueError."""
-    second = {each.scenario.clients: each for each in after.results}
-    pairs = [
-        (each, second[each.scenario.clients])
-        for each in before.results
-        if each.scenario.clients in second
-    ]
-    if not pairs:
-        raise ValueError("the sweeps have no concurrency in common: there is nothing to compare")
-    first, other = before.results[0], after.results[0]
-    page = Page(_title(first, other))
-    page.text(f"Two sweeps: a, of {began(first)}, and b, of {began(other)}.")
-    _objections(page, *pairs[0])
-    page.section("Curves")
-    page.charts(curves_by_clients({"a": before, "b": after}))
-    for one, same in pairs:
-        page.section(counted(one.scenario.clients or 0, "client"))
-        _table(page, one, same)
-    page.remark(INTERVALS_TEXT)
-    _conditions(page, *pairs[0])
-    return page
-
-
-def _title(before: Result, after: Result) -> str:
-    names = dict.fromkeys([before.engine.model_name, after.engine.model_name])
-    return f"{' and '.join(names)}: two runs compared"
-
-
-def _objections(page: Page, before: Result, after: Result) -> None:
-    if found := objections(before, after):
-        page.note("warn", "The runs differ in what may be the reason of a change", found)
-
-
-def _table(page: Page, before: Result, after: Result) -> None:
     rows = [
         (each.before.title_and_unit, each.before.text, each.after.text, each.change_text,
          each.verdict)
@@ -179,43 +152,25 @@ def _table(page: Page, before: Result, after: Result) -> None:
         page.table(_HEAD, rows, kinds={"better": "good", "worse": "bad"})
     else:
         page.text("There is no figure that both have.")
-
-
-def _conditions(page: Page, before: Result, after: Result) -> None:
-    page.section("What differs in their conditions")
-    found = differing(before, after)
-    rows = [
-        (name.replace("_", " "), a or "unknown", b or "unknown", MATTERS.get(name, ""))
-        for name, a, b in found
-    ]
-    if rows:
-        page.table(("condition", "a", "b", "what that means"), rows, texts=4)
-    else:
-        page.text("Nothing that the results record.")
-    page.section("What is the same")
-    changed = {name for name, _, _ in found}
-    page.facts(
-        {
-            group: {name: text for name, text in texts.items() if text and name not in changed}
-            for group, texts in conditions_of(before).items()
-        }
+    page.remark(INTERVALS_TEXT)
+    page.remark(
+        "A change is shown only where its interval does not contain 0. Two runs of the same system "
+        "may differ by more than that: repeat both, in turns, before you decide on a small change."
     )
+    others = {(each.name, each.of): each for each in times_of(after)}
+    pairs = ((each, others.get((each.name, each.of))) for each in times_of(before))
+    page.charts([_shares(one, other) for one, other in pairs if other], "Distributions")
+    page.section("All conditions of a")
+    conditions(page, before)
+    page.remark(f"a: result {before.id}. b: result {after.id}.")
+    return page
 
 
-def _charts(before: Result, after: Result) -> Iterator[Chart]:
-    """Yields both distributions of each time, as the share of the requests up to it."""
-    first, second = (by_class(result.calls) for result in (before, after))
-    for name in (name for name in first if name in second):
-        others = {each.name: each for each in times_of(after, second[name], name)}
-        for each in times_of(before, first[name], name):
-            if (other := others.get(each.name)) is not None:
-                yield _cumulative(each, other, name)
-
-
-def _cumulative(before: Times, after: Times, of: str) -> Chart:
+def _shares(before: Times, after: Times) -> Chart:
+    """Returns both distributions of a time, as the share of the requests up to it."""
     bounds = {each.bound_ms for each in (before, after) if each.bound_ms is not None}
     return Chart(
-        title=f"{before.title}, {of} requests" if of else before.title,
+        title=before.title,
         about=f"Share of the requests up to each time; {len(before.values)} requests in a, "
         f"{len(after.values)} in b.",
         x=time_axis([*before.values, *after.values, *bounds]),

@@ -22,7 +22,7 @@ from orch_sidecar.tools.bench.decode.result import (
     Run,
 )
 from orch_sidecar.tools.bench.report.figures import bars_by_batch
-from orch_sidecar.tools.bench.report.sweep import POOR_FIT, fitted, formula_text
+from orch_sidecar.tools.bench.report.sweep import fit_series, fit_text
 from orch_sidecar.tools.bench.results.sweep import Fit
 from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
 from orch_sidecar.tools.drawing.page import Page
@@ -58,7 +58,7 @@ def decode_report(found: DecodeResult) -> Page:
         page.section("By batch")
         page.table(_HEAD, map(_cells, found.points), texts=0)
         page.text(_sweep_line(found.points))
-        page.text(_fit_line(found.fit))
+        page.text(fit_text(found.fit))
         page.charts(_charts(found.points, found.fit))
     page.section("What was measured, and how")
     facts = {"Schedule": asdict(found.config)} if found.runs else {}
@@ -151,12 +151,6 @@ def _sweep_line(points: Sequence[Point]) -> str:
     )
 
 
-def _fit_line(fit: Fit | None) -> str:
-    if fit is None:
-        return "t(b): not fitted, which needs three different batches"
-    return f"t(b) = {formula_text(fit)} ms, largest deviation {percent(fit.worst_error)}"
-
-
 def _charts(points: Sequence[Point], fit: Fit | None) -> Iterator[Chart]:
     """Yields tokens/s, how many steps there were, and how long they took, by batch."""
     batches = [float(point.batch) for point in points]
@@ -169,10 +163,7 @@ def _charts(points: Sequence[Point], fit: Fit | None) -> Iterator[Chart]:
     times = [
         Series("p95", batches, [point.step_ms.p95 for point in points], Style("", "s", 2)),
         Series("p50", batches, [point.step_ms.p50 for point in points], Style("")),
+        *fit_series(fit, batches),
     ]
-    about = "Median and 95th percentile."
-    if fit is not None:
-        about += f" {_fit_line(fit)}."
-        if fit.worst_error <= POOR_FIT:
-            times.append(fitted("fit", fit.at, batches[0], batches[-1]))
+    about = "Median and 95th percentile." + (f" {fit_text(fit)}" if fit is not None else "")
     yield by_size("Time of a step", about, label, "ms", times, linear=True)

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Final, TypeVar
 
 from orch_sidecar.tools.bench.results.result import Result, Status
-from orch_sidecar.tools.drawing.texts import NONE, number_text
+from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest, percentile
 from orch_sidecar.tools.facts.labels.recorded import Call
 from orch_sidecar.tools.facts.tables import publication
@@ -98,6 +98,7 @@ def _drifts(sections: Sequence[float]) -> bool:
 
 
 Span = tuple[float, float]
+Amount = tuple[Span, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +118,15 @@ class Bins:
         """The bounds of the bins, one more than there are bins."""
         return [self.begin_s + self.width_s * number for number in range(self.count + 1)]
 
-    def spread(self, amounts: Iterable[tuple[Span, float]]) -> list[float]:
+    def spread(self, amounts: Iterable[Amount]) -> list[float]:
         """Distributes amounts, each evenly over its span, and returns the sum in each bin."""
-        sums, width = [0.0] * self.count, self.width_s
+        sums, edges = [0.0] * self.count, self.edges
         for (from_s, until_s), amount in amounts:
             first, last = self._bin(from_s), self._bin(until_s)
-            if first == last:
-                sums[first] += amount
-                continue
-            per_s = amount / (until_s - from_s)
             for number in range(first, last + 1):
-                left = self.begin_s + width * number
-                inside = min(until_s, left + width) - max(from_s, left)
-                sums[number] += per_s * max(0.0, inside)
+                inside = min(until_s, edges[number + 1]) - max(from_s, edges[number])
+                share = 1.0 if first == last else max(0.0, inside) / (until_s - from_s)
+                sums[number] += share * amount
         return sums
 
     def mean(self, spans: Iterable[Span]) -> list[float]:
@@ -151,7 +148,7 @@ def bins_of(completed: Sequence[CompletedRequest], count: int) -> Bins | None:
     return Bins(begin_s, end_s, count) if end_s > begin_s else None
 
 
-def tokens(requests: Sequence[Call]) -> Iterator[tuple[Span, float]]:
+def tokens(requests: Sequence[Call]) -> Iterator[Amount]:
     """Yields the tokens of each answer, and the time in which they came."""
     for each in requests:
         made = each.served
@@ -185,26 +182,29 @@ def _admitted_s(call: Call) -> float | None:
 class Times:
     """A kind of time, in milliseconds of each request that has it, in the order of arrival.
 
-    `name`: its abbreviation; `title`: in words. `bound_ms`: of the SLO, None without one.
+    `name`: its abbreviation; `title`: in words, with the class. `of`: the class of the requests,
+    empty for all. `bound_ms`: of the SLO, None without one.
     """
 
     name: str
     title: str
     values: Sequence[float]
+    of: str = ""
     bound_ms: float | None = None
+
+
+_SHARE: Final = "%"  # of the requests
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
     """A figure. `of`: the class of the requests, empty for all. `larger_is_better`: what a change
-    means. `relative`: whether a change of it is a share of its value. `early`: of a percentile,
-    MLPerf's estimate, None of too few values."""
+    means. `early`: of a percentile, MLPerf's estimate, None of too few values."""
 
     name: str
     unit: str
     estimate: Estimate
     larger_is_better: bool = False
-    relative: bool = True
     of: str = ""
     early: float | None = None
 
@@ -214,12 +214,16 @@ class Measure:
         return f"{self.of} {self.name}".strip()
 
     @property
+    def is_share(self) -> bool:
+        return self.unit == _SHARE
+
+    @property
     def title_and_unit(self) -> str:
-        return self.title if self.unit == SHARE else f"{self.title}, {self.unit}"
+        return self.title if self.is_share else f"{self.title}, {self.unit}"
 
     @property
     def value_text(self) -> str:
-        return _number(self.estimate.value, self.unit)
+        return self._number(self.estimate.value)
 
     @property
     def text(self) -> str:
@@ -233,48 +237,34 @@ class Measure:
         value, margin = self.estimate.value, self.estimate.margin
         if margin is None:
             return "drifts" if self.estimate.drifts else NONE
-        low, high = max(0.0, value - margin), value + margin
-        if self.unit == SHARE:
-            high = min(1.0, high)
-        return f"{_number(low, self.unit)} to {_number(high, self.unit)}"
+        most = 1.0 if self.is_share else math.inf
+        ends = max(0.0, value - margin), min(most, value + margin)
+        return " to ".join(map(self._number, ends))
+
+    def _number(self, value: float) -> str:
+        return percent(value) if self.is_share else number_text(value)
 
 
-SHARE: Final = "%"  # of the requests
-
-
-def _number(value: float, unit: str) -> str:
-    return f"{100 * value:.1f} %" if unit == SHARE else number_text(value)
-
-
-def served(requests: Sequence[Call]) -> Iterator[CompletedRequest]:
+def served(requests: Iterable[Call]) -> Iterator[CompletedRequest]:
     """Yields the figures of those that were answered, and whose length is known."""
     return (made for each in requests if (made := each.served) is not None)
 
 
-def by_class(requests: Sequence[Call]) -> dict[str, list[Call]]:
-    """Returns the requests of each class where they have more than one, else all under ""."""
-    found: dict[str, list[Call]] = {}
-    for each in requests:
-        found.setdefault(each.service_class or "", []).append(each)
-    return dict(sorted(found.items(), reverse=True)) if len(found) > 1 else {"": [*requests]}
-
-
 def measures_of(result: Result) -> list[Measure]:
     """Returns the figures of a run; none without an answer. Raises ValueError."""
-    requests = result.calls
-    found = [*_throughput(requests)]
-    if result.status is not Status.INVALID:  # an SLO is not kept by what was not measured
-        found += _goodput(requests, result.scenario.slo_ms)
-    for name, members in by_class(requests).items():
-        for times in times_of(result, members):
-            for at, p in percentiles_of(len(times.values)).items():
-                estimate = of_percentile(times.values, p)
-                if estimate is not None:
-                    early = publication.estimate(sorted(times.values), p)
-                    found.append(
-                        Measure(f"{times.name} {at}", "ms", estimate, of=name, early=early)
-                    )
-        if result.measurement_type is not Label.OFFLINE:
+    found = [*_throughput(result.calls)]
+    for name, members in by_class(result).items():
+        if result.status is not Status.INVALID:  # an SLO is not kept by what was not measured
+            found += _goodput(members, _bounds_ms(result, name), name)
+    for times in times_of(result):
+        for at, p in percentiles_of(len(times.values)).items():
+            estimate = of_percentile(times.values, p)
+            early = publication.estimate(sorted(times.values), p)
+            if estimate is not None:
+                named = f"{times.name} {at}"
+                found.append(Measure(named, "ms", estimate, of=times.of, early=early))
+    if result.measurement_type is not Label.OFFLINE:
+        for name, members in by_class(result).items():
             found += _per_stream(members, name)
     return found
 
@@ -284,66 +274,76 @@ def percentiles_of(count: int) -> dict[str, float]:
     return {at: p for at, p in PERCENTILES.items() if p <= 50 or count * (100 - p) >= 100}
 
 
-def times_of(result: Result, requests: Sequence[Call], of: str = "") -> list[Times]:
-    """Returns the times of answered requests; none of an offline run, where all wait for all.
+# Of answers, beside the wait, which the sidecar reports: by the names of `CompletedRequest`.
+_TITLES: Final = {
+    "ttft": ("TTFT", "Time to first token"),
+    "tpot": ("TPOT", "Time per output token"),
+    "latency": ("latency", "Latency, until the last token"),
+}
 
-    `of`: their class, where there are two: the SLO is that of interactive ones.
-    """
-    if result.measurement_type is Label.OFFLINE:
-        return []
-    bounds = {} if of == ServiceClass.BULK else result.scenario.slo_ms
-    answered = sorted(served(requests), key=lambda each: each.arrived_s)
-    ttft = [1000 * each.ttft_s for each in answered if each.ttft_s is not None]
-    tpot = [1000 * each.tpot_s for each in answered if each.tpot_s is not None]
-    latency = [1000 * each.latency_s for each in answered]
-    wait = [each.queue_ms for each in requests if each.served and each.queue_ms is not None]
-    found = [
-        Times("TTFT", "Time to first token", ttft, bounds.get("ttft")),
-        Times("TPOT", "Time per output token", tpot, bounds.get("tpot")),
-        Times("latency", "Latency, until the last token", latency, bounds.get("latency")),
-        Times("wait", "Wait for a slot, by the sidecar's report", wait),
-    ]
+
+def times_of(result: Result) -> list[Times]:
+    """Returns the times of answers, by class; none of an offline run, where all wait for all."""
+    offline = result.measurement_type is Label.OFFLINE
+    found = []
+    for of, members in () if offline else by_class(result).items():
+        bounds_ms, whose = _bounds_ms(result, of), f", {of} requests" if of else ""
+        for name, (short, title) in _TITLES.items():
+            known = (each.times_s[name] for each in served(members))
+            values = [1000 * each_s for each_s in known if each_s is not None]
+            found.append(Times(short, f"{title}{whose}", values, of, bounds_ms.get(name)))
+        waits = [each.queue_ms for each in members if each.served and each.queue_ms is not None]
+        title = "Wait for a slot, by the sidecar's report"
+        found.append(Times("wait", f"{title}{whose}", waits, of))
     return [times for times in found if times.values]
+
+
+def by_class(result: Result) -> dict[str, list[Call]]:
+    """Returns the requests of each class where they have more than one, else all under ""."""
+    found: dict[str, list[Call]] = {}
+    for each in result.calls:
+        found.setdefault(each.service_class or "", []).append(each)
+    return dict(sorted(found.items(), reverse=True)) if len(found) > 1 else {"": result.calls}
+
+
+def _bounds_ms(result: Result, of: str) -> Mapping[str, float]:
+    """Returns the SLO of a class: where there are two, it is that of interactive requests."""
+    return result.scenario.slo_ms if of in ("", ServiceClass.INTERACTIVE) else {}
+
+
+def _rate(name: str, unit: str, bins: Bins, amounts: Iterable[Amount], of: str = "") -> Measure:
+    estimate = of_rate(bins.spread(amounts), bins.end_s - bins.begin_s)
+    return Measure(name, unit, estimate, larger_is_better=True, of=of)
 
 
 def _throughput(requests: Sequence[Call]) -> Iterator[Measure]:
     completed = list(served(requests))
     bins = bins_of(completed, SECTIONS)
-    if bins is None:
-        return
-    seconds = bins.end_s - bins.begin_s
-    generated = of_rate(bins.spread(tokens(requests)), seconds)
-    yield Measure("throughput", "tokens/s", generated, larger_is_better=True)
-    answers = of_rate(bins.spread(_ends(completed)), seconds)
-    yield Measure("answers", "requests/s", answers, larger_is_better=True)
+    if bins is not None:
+        yield _rate("throughput", "tokens/s", bins, tokens(requests))
+        yield _rate("answers", "requests/s", bins, _ends(completed))
 
 
 def _per_stream(requests: Sequence[Call], of: str) -> Iterator[Measure]:
     """Yields the median of an answer's tokens over its latency: what one user gets."""
-    answered = sorted(served(requests), key=lambda each: each.arrived_s)
-    rates = [each.output_tokens / each.latency_s for each in answered if each.latency_s > 0]
+    rates = [s.output_tokens / s.latency_s for s in served(requests) if s.latency_s > 0]
     estimate = of_percentile(rates, 50.0)
     if estimate is not None:
         yield Measure("per stream p50", "tokens/s", estimate, larger_is_better=True, of=of)
 
 
-def _goodput(requests: Sequence[Call], bounds_ms: Mapping[str, float]) -> Iterator[Measure]:
-    """Yields the goodput of the class that has an SLO: the interactive one, where there are two."""
-    classes = by_class(requests)
-    name = ServiceClass.INTERACTIVE.value if ServiceClass.INTERACTIVE in classes else ""
-    members = classes.get(name, [])
-    bins = bins_of(list(served(members)), SECTIONS)
-    if not bounds_ms or bins is None:
-        return
-    made = [each.served for each in members]
-    kept = [each is not None and each.meets(bounds_ms) for each in made]
-    share = of_share(kept)
-    assert share is not None, "a class has members"
-    yield Measure("within the SLO", SHARE, share, larger_is_better=True, relative=False, of=name)
-    good = [each for each in made if each is not None and each.meets(bounds_ms)]
-    per_s = of_rate(bins.spread(_ends(good)), bins.end_s - bins.begin_s)
-    yield Measure("goodput", "requests/s", per_s, larger_is_better=True, of=name)
+def _goodput(
+    requests: Sequence[Call], bounds_ms: Mapping[str, float], of: str
+) -> Iterator[Measure]:
+    """Yields the share of requests that met the SLO, and how many did in a second."""
+    made = [each.served for each in requests]
+    bins = bins_of(list(served(requests)), SECTIONS)
+    share = of_share([each is not None and each.meets(bounds_ms) for each in made])
+    if bounds_ms and bins is not None and share is not None:
+        yield Measure("within the SLO", _SHARE, share, larger_is_better=True, of=of)
+        good = [each for each in made if each is not None and each.meets(bounds_ms)]
+        yield _rate("goodput", "requests/s", bins, _ends(good), of)
 
 
-def _ends(completed: Iterable[CompletedRequest]) -> Iterator[tuple[tuple[float, float], float]]:
+def _ends(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
     return (((each.ended_s, each.ended_s), 1.0) for each in completed)

@@ -5,10 +5,12 @@ A reader knows all conditions by their names, and two runs can be compared by th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+from orch_sidecar.tools.bench.load.call import Fate
 from orch_sidecar.tools.bench.report.figures import (
     distribution,
     goodput_by_rate,
@@ -23,7 +25,6 @@ from orch_sidecar.tools.bench.report.measures import (
     times_of,
 )
 from orch_sidecar.tools.bench.results.result import (
-    Counts,
     EngineDocument,
     LoadgenDocument,
     Result,
@@ -31,29 +32,12 @@ from orch_sidecar.tools.bench.results.result import (
 )
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text, value_text
-from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS
 from orch_sidecar.tools.facts.tables.row import Label
 
 LOAD: Final = "Load"
 
-# Beyond those of rows: what else makes two runs answers to different questions.
-MATTERS: Final = {
-    **DIFFERENCES,
-    "measurement_type": "different ways of batching",
-    **dict.fromkeys(
-        ("arrivals", "rate_per_s", "clients", "burstiness", "trace"),
-        "other loads: queues and batches form differently",
-    ),
-    "prompts": "other work: prompts and answers of other lengths or texts",
-    "slots_total": "batches of other sizes",
-    "profile": "other rules of admission and other batches",
-    "weights": "different models",
-    "slo_ms": "other bounds: shares within the SLO do not compare",
-    "verdict": "not both of the results hold",
-    "cpus": "other clients",
-    "cpu_model": "other clients",
-}
+_FATES: Final = (Fate.ANSWERED, Fate.REFUSED, Fate.FAILED, Fate.CUT)
 # Each run has its own, or it is there under another name.
 _OF_ONE_RUN: Final = ("label", "cache_salt", "trace", "replay")
 
@@ -89,16 +73,6 @@ def _engine(engine: EngineDocument) -> dict[str, Any]:
 def _client(result: Result) -> dict[str, Any]:
     health = result.client.bottleneck or "no bottleneck"
     return {"endpoint": result.endpoint, **result.client.host, "health": health}
-
-
-def differing(one: Result, other: Result) -> list[tuple[str, str, str]]:
-    """Returns the names of the conditions in which two results differ, and both texts."""
-    first, second = (
-        {name: text for texts in conditions_of(each).values() for name, text in texts.items()}
-        for each in (one, other)
-    )
-    pairs = ((name, first.get(name, ""), second.get(name, "")) for name in first | second)
-    return [(name, before, after) for name, before, after in pairs if before != after]
 
 
 def engine_text(engine: EngineDocument) -> str:
@@ -146,9 +120,7 @@ def run_report(result: Result) -> Page:
     _figures(page, result, measures)
     page.section("What was measured, and how")
     conditions(page, result)
-    for name, members in by_class(result.calls).items():
-        title = f"Distributions, {name} requests" if name else "Distributions"
-        page.charts(map(distribution, times_of(result, members, name)), title)
+    page.charts(map(distribution, times_of(result)), "Distributions")
     page.charts(over_time(result), "Over time")
     page.charts(steps_by_batch(result), "Batches")
     page.charts(goodput_by_rate(result), "The search for the rate")
@@ -212,9 +184,9 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
             "a confidence of 99 %."
         )
     lines = []
-    if result.figures is not None and result.figures.itl_ms is not None:
-        gap = result.figures.itl_ms
-        lines.append(f"gap between events: p50 {gap.p50:.2f} ms, p99 {gap.p99:.2f} ms")
+    if (gap := result.gaps_s) is not None:
+        p50, p99 = 1000 * gap.p50, 1000 * gap.p99
+        lines.append(f"gap between events: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
     if (found := result.batches) is not None:
         lines.append(
             f"decode steps of the engine: batch mean {found.mean:.2f}, largest {found.largest}, "
@@ -241,20 +213,18 @@ def _by_loadgen(page: Page, found: LoadgenDocument) -> None:
 
 
 def _outcomes(page: Page, result: Result) -> None:
-    groups: dict[str, Counts] = {name: each.counts for name, each in result.classes.items()}
-    page.table(
-        ("requests", "sent", "answered", "refused", "failed", "cut"),
-        [
-            (name, *(str(n) for n in (c.sent, c.answered, c.refused, c.failed, c.cut)))
-            for name, c in (groups or {"all": result.counts}).items()
-        ],
-    )
+    rows = []
+    for of, calls in by_class(result).items():
+        fates = Counter(call.fate for call in calls)
+        sent = sum(call.sent_s is not None for call in calls)
+        rows.append((of or "all", str(sent), *(str(fates[fate]) for fate in _FATES)))
+    page.table(("requests", "sent", *_FATES), rows)
     counts, client = result.counts, result.client
     lines = [f"{count} x {reason}" for reason, count in counts.reasons.items()]
     if counts.of_other_length:
         lines.append(f"{counts.of_other_length} did not have the requested number of tokens")
     if counts.counted_by_events:
         lines.append(f"{counts.counted_by_events} reported no usage: their events were counted")
-    late = "" if client.late_ms is None else f"{client.late_ms.p99:.1f} ms late (p99), "
+    late = "" if client.late_s is None else f"{1000 * client.late_s.p99:.1f} ms late (p99), "
     lines.append(f"client: {late}{client.cpu_share:.0%} of one core")
     page.list(lines)

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from operator import attrgetter
 from typing import Final
 
 from orch_sidecar.tools.bench.report.measures import Measure, measures_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
 from orch_sidecar.tools.bench.results.result import Status
-from orch_sidecar.tools.bench.results.sweep import Curve, Point, Sweep
+from orch_sidecar.tools.bench.results.sweep import Curve, Fit, Point, Sweep
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, Style, apart, by_size
 from orch_sidecar.tools.drawing.page import Page, badge
-from orch_sidecar.tools.drawing.texts import counted, number_text
+from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 
 _CURVE_POINTS: Final = 60
 # A curve that is further off some point describes nothing, and is not drawn.
-POOR_FIT: Final = 0.15
+_POOR_FIT: Final = 0.15
 _MARKERS: Final = ("o", "s", "^")  # by color: series differ without colors, too
 _CLIENTS: Final = "concurrent requests"
 
-Measured = Sequence[tuple[Point, Mapping[str, Measure]]]  # the figures of each by name
-_X = Callable[[Point], float]
-_by_clients: _X = attrgetter("clients")
-_by_batch: _X = attrgetter("batch")
+Measures = Mapping[str, Measure]  # the figures of a point by name
 
 
-_HEAD: Final = (
-    "clients", "batch, mean", "tokens/s", "95 % interval",
-    "TTFT p50, ms", "TTFT p95, ms", "TPOT p50, ms", "within the SLO",
-    "speed-up", "efficiency", "verdict",
-)  # fmt: skip
+def _of(name: str, part: str = "value_text") -> Callable[[Point, Measures], str]:
+    """Returns what writes a figure of a point; a dash where it has none."""
+    return lambda _, known: getattr(known[name], part) if name in known else NONE
+
+
+# The head of each column, and the text of a point in it.
+_COLUMNS: Final[tuple[tuple[str, Callable[[Point, Measures], str]], ...]] = (
+    ("clients", lambda point, _: str(point.clients)),
+    ("batch, mean", lambda point, _: number_text(point.batch if point.result.batches else None)),
+    ("tokens/s", lambda point, _: number_text(point.figures.tokens_per_s)),
+    ("95 % interval", _of("throughput", "interval_text")),
+    ("TTFT p50, ms", _of("TTFT p50")),
+    ("TTFT p95, ms", _of("TTFT p95")),
+    ("TPOT p50, ms", _of("TPOT p50")),
+    ("within the SLO", _of("within the SLO")),
+    ("speed-up", lambda point, _: number_text(point.speed_up)),
+    ("efficiency", lambda point, _: number_text(point.efficiency)),
+    ("verdict", lambda point, _: point.result.status.value),
+)
 
 
 def sweep_report(sweep: Sweep) -> Page:
@@ -46,16 +55,16 @@ def sweep_report(sweep: Sweep) -> Page:
     if sweep.ended_by:
         page.note("bad", "Incomplete", [sweep.ended_by])
     page.text(f"{began(first)} · {len(sweep.results)} runs")
-    measured = _measured(sweep)
-    page.section("Curves")
-    page.charts(sweep_charts(sweep))
+    page.charts(sweep_charts(sweep), "Curves")
     page.section("Points")
-    page.table(_HEAD, [_row(point, measures) for point, measures in measured])
-    page.text(_fit_text(sweep))
-    base = next((point.clients for point, _ in measured if point.result.is_sound), None)
-    if base is not None:
-        page.text(f"Speed-up and efficiency are relative to {counted(base, 'client')}.")
-    elif measured:
+    rows = [[cell(*each) for _, cell in _COLUMNS] for each in _measured(sweep)]
+    page.table([head for head, _ in _COLUMNS], rows)
+    page.text(fit_text(sweep.fit))
+    sound = [point for point in sweep.points if point.result.is_sound]
+    if sound:
+        base = counted(sound[0].clients, "client")
+        page.text(f"Speed-up and efficiency are relative to {base}.")
+    elif rows:
         page.text("There is no speed-up, as no point is sound.")
     page.remark(INTERVALS_TEXT)
     page.list([*limits(sweep), *_reasons(sweep)])
@@ -92,27 +101,10 @@ def limits(sweep: Sweep) -> Iterator[str]:
             yield f"{text}: {'1 client' if which == '1 clients' else which}"
 
 
-def _measured(sweep: Sweep) -> Measured:
+def _measured(sweep: Sweep) -> list[tuple[Point, Measures]]:
     return [
         (point, {each.name: each for each in measures_of(point.result)}) for point in sweep.points
     ]
-
-
-def _row(point: Point, measures: Mapping[str, Measure]) -> tuple[str, ...]:
-    def measured(name: str) -> str:
-        return measures[name].value_text if name in measures else number_text(None)
-
-    throughput = measures.get("throughput")
-    return (
-        str(point.clients),
-        number_text(None if point.result.batches is None else point.batch),
-        number_text(point.figures.tokens_per_s),
-        number_text(None) if throughput is None else throughput.interval_text,
-        *map(measured, ("TTFT p50", "TTFT p95", "TPOT p50", "within the SLO")),
-        number_text(point.speed_up),
-        number_text(point.efficiency),
-        point.result.status.value,
-    )
 
 
 def _reasons(sweep: Sweep) -> Iterator[str]:
@@ -123,60 +115,36 @@ def _reasons(sweep: Sweep) -> Iterator[str]:
     )
 
 
-def series_of(
-    measured: Measured, name: str, key: str, color: int = 0, x: _X = _by_clients
-) -> list[Series]:
-    """Returns a figure with its intervals by concurrency, or by another `x`.
+def sweep_charts(sweep: Sweep) -> list[Chart]:
+    """Returns throughput, times and goodput by concurrency; those of which a point has a figure.
 
     Points that are not sound are hollow, and no line goes through them.
     """
-    found = [(point, known[key].estimate) for point, known in measured if key in known]
-    found.sort(key=lambda each: x(each[0]))
-    style = Style("" if x is _by_batch else "-", _MARKERS[color], color)
-    return apart(
-        name, ((p.result.is_sound, x(p), est.value, est.margin) for p, est in found), style
-    )
+    measured = _measured(sweep)
 
+    def series(name: str, key: str, color: int = 0, *, by_batch: bool = False) -> list[Series]:
+        points = sorted(
+            (point.batch if by_batch else point.clients, point.result.is_sound, known[key].estimate)
+            for point, known in measured
+            if key in known
+        )
+        style = Style("" if by_batch else "-", _MARKERS[color], color)
+        found = ((sound, x, each.value, each.margin) for x, sound, each in points)
+        return apart(name, found, style)
 
-def curves_by_clients(sweeps: Mapping[str, Sweep]) -> Iterator[Chart]:
-    """Yields the curves of several sweeps, by their names, in one chart for each figure."""
-    measured = {name: _measured(sweep) for name, sweep in sweeps.items()}
-    for title, unit, key in (
-        ("Throughput", "tokens/s", "throughput"),
-        ("Time to first token, p50", "ms", "TTFT p50"),
-        ("Time per output token, p50", "ms", "TPOT p50"),
-    ):
-        series = [
-            each
-            for number, name in enumerate(sweeps)
-            for each in series_of(measured[name], name, key, number)
-        ]
-        if series:
-            yield by_size(title, "With 95 % intervals.", _CLIENTS, unit, series, linear=False)
-
-
-def sweep_charts(sweep: Sweep) -> list[Chart]:
-    """Returns throughput, times and goodput by concurrency; those of which a point has a figure."""
-    measured = partial(series_of, _measured(sweep))
-    throughput = measured("measured", "throughput")
-    ttft = [*measured("p50", "TTFT p50"), *measured("p95", "TTFT p95", 1)]
-    tpot = measured("p50", "TPOT p50", x=_by_batch)
-    good = measured("within the SLO", "goodput", 2)
+    ttft = [*series("p50", "TTFT p50"), *series("p95", "TTFT p95", 1)]
+    good = series("within the SLO", "goodput", 2)
+    batches = [p.batch for p in sweep.points if p.result.is_sound and p.tpot_p50_ms]
+    tpot = [*fit_series(sweep.fit, batches), *series("p50", "TPOT p50", by_batch=True)]
     charts = [
         ("Throughput", "; ".join(["With 95 % intervals", *limits(sweep)]), _CLIENTS, "tokens/s",
-         [*_in_proportion(sweep), *throughput], False),
+         [*_in_proportion(sweep), *series("measured", "throughput")], False),
         ("Time to first token", "With the wait for a slot.", _CLIENTS, "ms", ttft, False),
-        ("Time per output token", _fit_text(sweep), "sequences per step", "ms",
-         [*_fitted(sweep), *tpot], True),
+        ("Time per output token", fit_text(sweep.fit), "sequences per step", "ms", tpot, True),
         ("Goodput", "Answers per second, and those of them within the SLO.", _CLIENTS,
-         "requests/s", good and [*measured("answers", "answers"), *good], True),
+         "requests/s", good and [*series("answers", "answers"), *good], True),
     ]  # fmt: skip
-    by_sizes = [
-        by_size(title, about, x, y, series, linear=linear)
-        for title, about, x, y, series, linear in charts
-        if series
-    ]
-    return [*by_sizes, *_pareto(sweep)]
+    return [by_size(*chart) for chart in charts if chart[4]] + list(_pareto(sweep))
 
 
 def _pareto(sweep: Sweep) -> Iterator[Chart]:
@@ -204,29 +172,26 @@ def _in_proportion(sweep: Sweep) -> Iterator[Series]:
         yield Series("in proportion", [base.clients, last.clients], ys, Style(":", "", 3))
 
 
-def _fit_text(sweep: Sweep) -> str:
-    """Returns the curve and how far it is off, or why there is none."""
-    if sweep.fit is None:
-        return "The time per token was not fitted, which needs three different batches."
-    off = f"{100 * sweep.fit.worst_error:.1f} %"
-    if sweep.fit.worst_error > POOR_FIT:
-        return f"No curve t0 + c · b^alpha describes the time per token: the best is {off} off."
-    return (
-        f"Time per token = {formula_text(sweep.fit)} ms for b sequences; largest deviation {off}."
-    )
+def fit_text(fit: Fit | None) -> str:
+    """Returns the curve of a step's time and how far it is off, or why there is none."""
+    if fit is None:
+        return "t(b) was not fitted, which needs three different batches."
+    off = percent(fit.worst_error)
+    if fit.worst_error > _POOR_FIT:
+        return f"No curve t0 + c · b^alpha describes the time of a step: the best is {off} off."
+    return f"t(b) = {_formula(fit)} ms for a step of b sequences, largest deviation {off}."
 
 
-def formula_text(curve: Curve) -> str:
-    """Formats the time of a step of b sequences, in the curve's unit."""
+def _formula(curve: Curve) -> str:
     power = "b" if curve.alpha == 1 else f"b^{curve.alpha:g}"
     return f"{number_text(curve.t0)} + {number_text(curve.c)} · {power}"
 
 
-def _fitted(sweep: Sweep) -> Iterator[Series]:
-    fit = sweep.fit
-    if fit is not None and fit.worst_error <= POOR_FIT:
-        batches = sorted(p.batch for p in sweep.points if p.result.is_sound and p.tpot_p50_ms)
-        yield fitted(f"fit: {formula_text(fit)}", fit.at, batches[0], batches[-1])
+def fit_series(fit: Fit | None, batches: Sequence[float]) -> list[Series]:
+    """Returns the curve between the smallest and the largest batch, if it describes them."""
+    if fit is None or fit.worst_error > _POOR_FIT:
+        return []
+    return [fitted(f"fit: {_formula(fit)}", fit.at, min(batches), max(batches))]
 
 
 def fitted(name: str, at: Callable[[float], float], first: float, last: float) -> Series:

@@ -33,7 +33,7 @@ def row_of(result: Result) -> Row:
     if not result.is_sound or result.status is Status.UNBATCHED or figures is None:
         raise NoFact(f"the result is {result.status}: {'; '.join(result.reasons)}")
     missing = missing_identity(engine)
-    if figures.input_tokens is None:
+    if any(call.served and call.input_tokens is None for call in result.calls):
         missing.append("the number of prompt tokens is unknown: the responses do not report it")
     if missing:
         raise NoFact("; ".join(missing))

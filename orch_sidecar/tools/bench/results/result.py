@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.facts.labels.figures import Spread
+from orch_sidecar.tools.facts.labels.figures import Spread, Totals
 from orch_sidecar.tools.facts.labels.measured import name_model
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import Call
@@ -74,13 +74,13 @@ class EngineDocument(Document):
 class ClientDocument(Document):
     """The client, and its health.
 
-    `late_ms`: the delay between due (in a closed loop: free) and sent. `bottleneck`: the reasons
-    why the client may have limited the result.
+    `late_s`: the delay between due (in a closed loop: free) and sent. `bottleneck`: the reasons why
+    the client may have limited the result.
     """
 
     host: dict[str, Any]
-    late_ms: Spread | None
-    loop_lag_ms: Spread | None
+    late_s: Spread | None
+    loop_lag_s: Spread | None
     cpu_share: float
     bottleneck: list[str]
 
@@ -102,45 +102,11 @@ class Counts(Document):
     counted_by_events: int
 
 
-class FiguresDocument(Document):
-    """Throughput and latency, as defined in `facts.labels.figures`.
-
-    `requests`: answered, with a known length. `input_tokens`: None if any prompt's is unknown.
-    `tokens_per_s_per_stream`: median of an answer's tokens over its latency. `itl_ms`: between
-    events, which may have several tokens. `overlap`: the maximum number of answers in generation
-    at once, by the client's times.
-    """
-
-    requests: int
-    window_s: float
-    input_tokens: int | None
-    output_tokens: int
-    tokens_per_s: float
-    tokens_per_s_per_stream: float
-    requests_per_s: float
-    overlap: int
-    ttft_ms: Spread | None
-    tpot_ms: Spread | None
-    itl_ms: Spread | None
-    latency_ms: Spread
-    queue_ms: Spread | None
-
-
 class Goodput(Document):
-    """Answers that met the SLO: their number, their share of all sent requests, and rates."""
+    """Answers that met the SLO: their number, and their share of all sent requests."""
 
     requests: int
     share: float
-    requests_per_s: float
-    tokens_per_s: float
-
-
-class ClassDocument(Document):
-    """The requests of one class, in a run with two."""
-
-    counts: Counts
-    figures: FiguresDocument | None
-    goodput: Goodput | None
 
 
 # Of a trial's requests, those that must meet the SLO. MLPerf Server: the 99th percentile does.
@@ -197,13 +163,14 @@ class EvidenceDocument(Document):
 class Result(Document):
     """One run.
 
-    `batches`: of the engine's decode steps meanwhile. `run`: the digest of its secret id, which is
-    `orch.run` of the server spans of its requests. `reasons`: the reasons for `status`;
-    `shortfalls`: what it lacks to be published. `prefix_hit_ratio`: the share of the looked-up
-    prompt tokens that the prefix cache had. `capabilities`: the engine's documents before and after
-    it. `trials`: of the search for its rate. `classes`: each by its name, where bulk requests ran
-    beside interactive ones; `goodput` is then that of the interactive ones, and all else is of
-    both. `loadgen`: of MLCommons' load generator, if it sent the requests.
+    `run`: the digest of its secret id, which is `orch.run` of the server spans of its requests.
+    `reasons`: the reasons for `status`; `shortfalls`: what it lacks to be published. `figures`,
+    `tokens_per_s`: of the answers in `calls`. `goodput`: of the interactive ones, where bulk
+    requests ran beside them. `gaps_s`: between the events of an answer, which may have several
+    tokens. `batches`: of the engine's decode steps meanwhile. `prefix_hit_ratio`: the share of the
+    looked-up prompt tokens that the prefix cache had. `trials`: of the search for its rate.
+    `loadgen`: of MLCommons' load generator, if it sent the requests. `capabilities`: the engine's
+    documents before and after it.
     """
 
     schema_version: Literal["orch.bench/2"] = "orch.bench/2"
@@ -219,9 +186,10 @@ class Result(Document):
     engine: EngineDocument
     client: ClientDocument
     counts: Counts
-    figures: FiguresDocument | None
+    tokens_per_s: float | None
+    figures: Totals | None
     goodput: Goodput | None
-    classes: dict[str, ClassDocument] = {}
+    gaps_s: Spread | None
     batches: Batches | None
     prefix_hit_ratio: float | None
     trials: list[Trial] = []

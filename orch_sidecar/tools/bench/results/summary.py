@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.result import (
-    ClassDocument,
     ClientDocument,
     Counts,
     EvidenceDocument,
-    FiguresDocument,
     Given,
     Goodput,
     LoadgenDocument,
@@ -26,7 +24,7 @@ from orch_sidecar.tools.bench.results.result import (
     Status,
     identity,
 )
-from orch_sidecar.tools.facts.labels.figures import Spread, figures, overlap, percentile, spread
+from orch_sidecar.tools.facts.labels.figures import Totals, figures, spread
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
 from orch_sidecar.tools.facts.labels.observation import (
     Observation,
@@ -34,17 +32,20 @@ from orch_sidecar.tools.facts.labels.observation import (
     observed,
 )
 from orch_sidecar.tools.facts.labels.recorded import Call as RecordedCall
-from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LATE_SHARE
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfalls
 from vllm_plugin.contracts.profile import ServiceClass
+
+if TYPE_CHECKING:  # it reads them by HTTP, and nothing here does
+    from orch_sidecar.tools.bench.load.capabilities import Capabilities
 
 # A client that is busier or wakes later than this adds to every time it measures.
 _LAG_S: Final = 0.02
 _CPU_SHARE: Final = 0.9
 
 _MOST_REASONS: Final = 20
+_OF_THE_SLO: Final = ServiceClass.INTERACTIVE
 
 
 def counts_of(calls: Sequence[Call]) -> Counts:
@@ -63,43 +64,13 @@ def counts_of(calls: Sequence[Call]) -> Counts:
     )
 
 
-def figures_of(calls: Sequence[Call]) -> FiguresDocument | None:
-    """Returns throughput and latency; None without an answer."""
-    served = [made for call in calls if (made := call.served) is not None]
-    if not served:
-        return None
-    answered = [call for call in calls if call.served is not None]
-    found, known = figures(served), all(call.input_tokens is not None for call in answered)
-    each = [s.output_tokens / s.latency_s for s in served if s.latency_s > 0]
-    queued_s = [call.queue_ms / 1000 for call in answered if call.queue_ms is not None]
-    return FiguresDocument(
-        requests=found.requests,
-        window_s=round(found.window_s, 6),
-        input_tokens=found.input_tokens if known else None,
-        output_tokens=found.output_tokens,
-        tokens_per_s=round(found.tokens_per_s, 4),
-        tokens_per_s_per_stream=round(percentile(each, 50) or 0.0, 4),
-        requests_per_s=round(found.requests / found.window_s, 4),
-        overlap=overlap(served),
-        **{f"{name}_ms": _ms(each) for name, each in found.times_s.items()},
-        itl_ms=_ms(spread([gap for call in answered for gap in call.gaps_s])),
-        queue_ms=_ms(spread(queued_s)),
-    )
-
-
-def goodput_of(calls: Sequence[Call], slo_ms: Mapping[str, float]) -> Goodput | None:
+def goodput_of(calls: Sequence[RecordedCall], slo_ms: Mapping[str, float]) -> Goodput | None:
     """Returns the goodput; None without a bound, or without an answer."""
     served = [made for call in calls if (made := call.served) is not None]
     if not slo_ms or not served:
         return None
-    window_s = figures(served).window_s
-    kept = [each for each in served if each.meets(slo_ms)]
-    return Goodput(
-        requests=len(kept),
-        share=round(len(kept) / len(calls), 4),
-        requests_per_s=round(len(kept) / window_s, 4),
-        tokens_per_s=round(sum(each.output_tokens for each in kept) / window_s, 4),
-    )
+    kept = sum(each.meets(slo_ms) for each in served)
+    return Goodput(requests=kept, share=round(kept / len(calls), 4))
 
 
 def client_of(
@@ -127,20 +98,11 @@ def client_of(
         causes.append(f"it used {health.cpu_share:.0%} of one core")
     return ClientDocument(
         host=dict(host),
-        late_ms=_ms(late),
-        loop_lag_ms=_ms(lag),
-        cpu_share=round(health.cpu_share, 3),
+        late_s=late,
+        loop_lag_s=lag,
+        cpu_share=health.cpu_share,
         bottleneck=causes,
     )
-
-
-def _ms(found: Spread | None) -> Any:
-    """Converts seconds to milliseconds, rounded; None of None."""
-    if found is None:
-        return None
-    early = {name: round(1000 * value, 4) for name, value in found.early.items()}
-    others = (each.name for each in fields(found) if each.name != "early")
-    return Spread(**{name: round(1000 * getattr(found, name), 4) for name in others}, early=early)
 
 
 # A load too sparse to batch: a search for a rate also tries such ones.
@@ -155,9 +117,8 @@ class FinishedRun:
     """A run that has ended. `scenario`: with its prompts and its salt.
 
     `digest`: of its secret id, as its spans have it.
-    `documents`, `before`, `after`: the capabilities before and after the run and their snapshots,
-    as far as they could be read. `busy_after`: the engine was not idle after it.
-    `unread_reason`: why there is no snapshot after the run. `stopped`: the user ended it early.
+    `before`, `after`: what the engine reported, as far as it could be read; `unread_reason`: why it
+    could not be read after the run. `stopped`: the user ended it early.
     `trial`: part of a search for a rate, where a rate too low to batch is no objection.
     `disturbed`: what others did that ended it, empty if they did not. `loadgen`: what MLCommons'
     load generator found, if it sent the requests.
@@ -176,10 +137,8 @@ class FinishedRun:
     stopped: bool = False
     trial: bool = False
     disturbed: str = ""
-    documents: Sequence[Any] = ()
-    before: Snapshot | None = None
-    after: Snapshot | None = None
-    busy_after: bool = False
+    before: Capabilities | None = None
+    after: Capabilities | None = None
     unread_reason: str = ""
     evidence: EvidenceDocument = field(default_factory=EvidenceDocument)
     loadgen: LoadgenDocument | None = None
@@ -187,19 +146,18 @@ class FinishedRun:
     @property
     def states(self) -> States | None:
         """Both states of the engine; None where one could not be read."""
-        known = self.before is not None and self.after is not None
-        return States(self.before, self.after) if known else None  # type: ignore[arg-type]
+        if self.before is None or self.after is None:
+            return None
+        return States(self.before.snapshot, self.after.snapshot)
 
 
 def result_of(run: FinishedRun) -> Result:
     """Returns the result with its verdict."""
-    scenario, calls, figures = run.scenario, run.calls, figures_of(run.calls)
-    goodput, classes = goodput_of(calls, scenario.slo_ms), {}
-    if scenario.trace is not None and scenario.trace.has_bulk:
-        for each in ServiceClass:
-            classes[each.value] = _of_class(run, each)
-        goodput = classes[ServiceClass.INTERACTIVE].goodput
-    status, reasons, missing = _verdict(run, figures)
+    scenario, calls = run.scenario, [_rounded(call.recorded) for call in run.calls]
+    served = [made for call in calls if (made := call.served) is not None]
+    totals = figures(served) if served else None
+    status, reasons, missing = _verdict(run, totals)
+    has_bulk = scenario.trace is not None and scenario.trace.has_bulk
     batches = hit_ratio = None
     if run.states is not None:
         found = run.states.batches
@@ -215,39 +173,32 @@ def result_of(run: FinishedRun) -> Result:
         began_at=run.began_at,
         endpoint=run.endpoint,
         scenario=scenario,
-        engine=identity(run.model, run.before, run.given),
+        engine=identity(run.model, run.before.snapshot if run.before else None, run.given),
         client=client_of(
-            calls,
+            run.calls,
             run.host,
             run.client_health,
-            0.0 if figures is None else figures.window_s,
+            0.0 if totals is None else totals.window_s,
             at_once=scenario.arrivals is Arrivals.AT_ONCE,
         ),
-        counts=counts_of(calls),
-        figures=figures,
-        goodput=goodput,
-        classes=classes,
+        counts=counts_of(run.calls),
+        tokens_per_s=None if totals is None else totals.tokens_per_s,
+        figures=totals,
+        goodput=goodput_of(
+            [each for each in calls if not has_bulk or each.service_class == _OF_THE_SLO],
+            scenario.slo_ms,
+        ),
+        gaps_s=spread([gap_s for call in run.calls if call.served for gap_s in call.gaps_s]),
         batches=batches,
         prefix_hit_ratio=hit_ratio,
-        capabilities=list(run.documents),
-        calls=[_rounded(call.recorded) for call in calls],
+        capabilities=[each.document for each in (run.before, run.after) if each is not None],
+        calls=calls,
         evidence=run.evidence,
         loadgen=run.loadgen,
     )
 
 
-def _of_class(run: FinishedRun, service_class: ServiceClass) -> ClassDocument:
-    """Returns the figures of one class. The SLO is that of interactive requests."""
-    calls = [call for call in run.calls if call.service_class is service_class]
-    slo_ms = run.scenario.slo_ms if service_class is ServiceClass.INTERACTIVE else {}
-    return ClassDocument(
-        counts=counts_of(calls), figures=figures_of(calls), goodput=goodput_of(calls, slo_ms)
-    )
-
-
-def _verdict(
-    run: FinishedRun, figures: FiguresDocument | None
-) -> tuple[Status, list[str], list[str]]:
+def _verdict(run: FinishedRun, figures: Totals | None) -> tuple[Status, list[str], list[str]]:
     """Returns the status, its reasons, and what the run lacks to be published."""
     reasons = _objections(run, figures)
     if run.disturbed:
@@ -268,9 +219,9 @@ def _verdict(
     return Status.PRELIMINARY if missing else Status.VALID, [], missing
 
 
-def _objections(run: FinishedRun, figures: FiguresDocument | None) -> list[str]:
+def _objections(run: FinishedRun, figures: Totals | None) -> list[str]:
     reasons = []
-    if run.busy_after:
+    if run.after is not None and not run.after.idle:
         reasons.append("the engine was not idle after the run: it also served other requests")
     if run.unread_reason:
         return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
@@ -284,12 +235,13 @@ def _objections(run: FinishedRun, figures: FiguresDocument | None) -> list[str]:
     return reasons
 
 
-def _denser(scenario: Scenario, figures: FiguresDocument | None) -> str:
+def _denser(scenario: Scenario, figures: Totals | None) -> str:
     """Returns what would batch: a rate at which enough requests are in flight at a time.
 
     By Little's law it is their number over the mean latency, which more of them rather lengthen.
     """
-    rate, mean_ms = scenario.rate_per_s, figures and figures.latency_ms.mean
+    latency = None if figures is None else figures.times_s["latency"]
+    rate, mean_ms = scenario.rate_per_s, latency and 1000 * latency.mean
     if rate is None or not mean_ms or (wanted := ceil(1000 * _IN_FLIGHT / mean_ms)) <= rate:
         return ""
     return (

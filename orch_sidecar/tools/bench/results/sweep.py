@@ -19,7 +19,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from orch_sidecar.tools.bench.results.result import Document, FiguresDocument, Result, Status
+from orch_sidecar.tools.bench.results.result import Document, Result, Status
+from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.judge import NEVER_BATCHED
 
 # Three parameters need three different sizes.
@@ -107,7 +108,7 @@ class Point:
     over the growth of the clients. Both are None for a point that is not sound."""
 
     result: Result
-    figures: FiguresDocument
+    figures: Totals
     clients: int
     speed_up: float | None
     efficiency: float | None
@@ -120,7 +121,8 @@ class Point:
 
     @property
     def tpot_p50_ms(self) -> float | None:
-        return None if self.figures.tpot_ms is None else self.figures.tpot_ms.p50
+        tpot = self.figures.times_s["tpot"]
+        return None if tpot is None else 1000 * tpot.p50
 
 
 class Sweep(Document):

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
+from orch_sidecar.tools.bench.load.capabilities import Capabilities
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import document, home, snapshot
@@ -69,6 +71,14 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Fini
     steps = {"1": [90, 0.9]} if single else {"1": [20, 0.2], "4": [20, 0.4], "6": [5, 0.15]}
     if scenario.label is Label.OFFLINE:
         steps = {"1": [20, 0.2], "4": [10, 0.2], "8": [5, 0.15]}
+    documents = more.pop("documents", [document(pool=name), document(pool=name)])
+    ends: dict[str, Snapshot | None] = {
+        "before": engine(**label),
+        "after": engine(requests_total=100 + count, steps_by_batch=steps, **label),
+    }
+    for end, stated in zip(ends, documents, strict=True):
+        state, idle = more.pop(end, ends[end]), end == "before" or more.pop("idle_after", True)
+        more[end] = None if state is None else Capabilities(stated, state, idle)
     values: dict[str, Any] = {
         "id": "20261121T211711Z-x-4037a0",
         "digest": "9f86d081884c7d659a2feaa0c55ad015",
@@ -82,16 +92,13 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Fini
         "client_health": IDLE,
         "host": HOST,
         "given": {},
-        "documents": [document(pool=name), document(pool=name)],
-        "before": engine(**label),
-        "after": engine(requests_total=100 + count, steps_by_batch=steps, **label),
     }
     return FinishedRun(**values | more)
 
 
 def unverified(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> FinishedRun:
     """On an endpoint that tells nothing of its engine."""
-    return run(calls, scenario, **{"documents": [], "before": None, "after": None} | more)
+    return run(calls, scenario, **{"before": None, "after": None} | more)
 
 
 def result(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Result:

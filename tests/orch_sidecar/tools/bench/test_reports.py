@@ -61,16 +61,6 @@ def test_comparison_is_printed_and_written(
     assert "report:" not in capsys.readouterr().out
 
 
-def test_sweeps_are_compared_in_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a = written(tmp_path / "a.json", sweep(clients=(1, 2)))
-    assert bench("compare", a, a) == 0
-    printed = capsys.readouterr().out
-    assert "\n1 client\n" in printed
-    assert "\n2 clients\n" in printed
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -94,13 +84,14 @@ def test_file_that_is_no_result_is_named_with_the_rule(
     assert not (tmp_path / "a.html").exists()
 
 
-def test_results_of_different_kinds_cannot_be_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = written(tmp_path / "a.json", online(20))
     b = written(tmp_path / "b.json", sweep(clients=(1,)))
     assert bench("compare", a, b) == 2
-    assert "only two runs, or two sweeps" in capsys.readouterr().err
+    assert (
+        "only two runs can be compared; of sweeps, `orch facts compare` the rows"
+        in capsys.readouterr().err
+    )
     assert bench("compare", a, tmp_path / "none.json") == 2
 
 

@@ -152,7 +152,10 @@ def test_sweep_compares_medians_with_the_first_batch() -> None:
     assert found.fit is not None
     text = decode_report(found).plain
     assert "b 1 -> 4: 2.00 times the tokens/s, more with each b" in text
-    assert re.search(r"t\(b\) = \S+ \+ \S+ · b\S* ms, largest deviation \d+\.\d %", text)
+    assert re.search(
+        r"t\(b\) = \S+ \+ \S+ · b\S* ms for a step of b sequences, largest deviation \d+\.\d %",
+        text,
+    )
 
 
 def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:

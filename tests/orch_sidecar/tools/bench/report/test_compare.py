@@ -11,13 +11,12 @@ from orch_sidecar.tools.bench.report.compare import (
     Compared,
     change,
     compare_report,
-    compare_sweeps_report,
-    objections,
+    differing,
 )
 from orch_sidecar.tools.bench.report.measures import Estimate
-from orch_sidecar.tools.bench.report.run import differing
 from orch_sidecar.tools.bench.results.result import Result
-from tests.orch_sidecar.tools.bench.report.sample_reports import HOSTILE, hostile, online, sweep
+from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
+from tests.orch_sidecar.tools.bench.report.sample_reports import HOSTILE, hostile, online
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 
@@ -58,14 +57,13 @@ def test_conditions_that_differ_are_listed_with_what_they_mean() -> None:
         }
     )
     after = after.model_copy(update={"scenario": scenario, "engine": engine})
-    named = {name: (one, other) for name, one, other in differing(before, after)}
+    named = {name: (one, other, what) for name, one, other, what in differing(before, after)}
     assert named == {
-        "rate_per_s": ("10", "20"),
-        "seed": ("0", "7"),
-        "precision": (before.engine.precision, "FP8"),
-        "data_parallel": ("", "2"),
+        "rate per s": ("10", "20", "other loads: queues and batches form differently"),
+        "seed": ("0", "7", ""),
+        "precision": (before.engine.precision, "FP8", "different precisions"),
+        "data parallel": ("unknown", "2", DIFFERENCES["data_parallel"]),
     }
-    assert len(objections(before, after)) == 3, "another seed is no other condition"
     text = compare_report(before, after).plain
     [line] = [line for line in text.splitlines() if line.startswith("precision ")]
     assert line.split() == ["precision", before.engine.precision, "FP8", "different", "precisions"]
@@ -80,11 +78,11 @@ def test_page_has_both_distributions_and_all_conditions() -> None:
     ]  # fmt: skip
     assert {"better", "a", "b", "SLO"} <= set(page.texts)
     assert "What differs in their conditions" in page.text
-    assert "What is the same" in page.text
+    assert "All conditions of a" in page.text
 
 
 def test_result_compared_with_itself_differs_in_nothing() -> None:
-    assert not differing(online(), online())
+    assert not list(differing(online(), online()))
     figures = compare.compared(online(), online())
     assert {each.verdict for each in figures if each.interval} == {"no difference shown"}
     assert "Nothing that the results record." in Page(compare_report(online(), online()).html).text
@@ -99,19 +97,6 @@ def test_names_that_are_markup_are_shown_as_text() -> None:
 def test_results_without_a_common_figure_are_compared_by_their_conditions() -> None:
     silent = online().model_copy(update={"calls": [], "figures": None})
     assert "There is no figure that both have." in Page(compare_report(online(), silent).html).text
-
-
-def test_sweeps_are_compared_at_the_concurrencies_that_both_have() -> None:
-    page = Page(compare_sweeps_report(sweep(), sweep(clients=(2, 4, 16), faster=1.5)).html)
-    assert page.loads_nothing()
-    assert page.charts == ["Throughput", "Time to first token, p50", "Time per output token, p50"]
-    assert "2 clients" in page.texts
-    assert "16 clients" not in page.texts
-
-
-def test_sweeps_without_a_common_concurrency_cannot_be_compared() -> None:
-    with pytest.raises(ValueError, match="no concurrency in common"):
-        compare_sweeps_report(sweep(clients=(1,)), sweep(clients=(2,)))
 
 
 def test_interval_of_a_change_follows_from_those_of_both_figures() -> None:

@@ -53,10 +53,11 @@ def test_report_states_what_was_measured_and_how() -> None:
 def test_report_shows_the_figures_of_the_result_with_intervals() -> None:
     found = online()
     assert found.figures is not None
-    assert found.figures.ttft_ms is not None
+    ttft = found.figures.times_s["ttft"]
+    assert ttft is not None
     text = of_online().text
-    assert f"{found.figures.ttft_ms.p95:.4g}"[:4] in text
-    assert f"{found.figures.tokens_per_s:.4g}"[:4] in text
+    assert f"{1000 * ttft.p95:.4g}"[:4] in text
+    assert f"{found.tokens_per_s:.4g}"[:4] in text
     assert " to " in text
 
 
@@ -88,10 +89,11 @@ def test_model_name_that_is_markup_is_shown_as_text() -> None:
 
 def test_two_classes_have_distributions_of_their_own() -> None:
     page = Page(run_report(of_two_classes()).html)
-    text = page.text
     assert page.texts.count("SLO 200") == 1, "it is that of interactive requests"
-    assert "Distributions, interactive requests" in text
-    assert "Distributions, bulk requests" in text
+    assert {f"{TIMES[0]}, {name} requests" for name in ("interactive", "bulk")} <= {*page.charts}
+    counted = [line.split()[:2] for line in run_report(of_two_classes()).plain.splitlines()]
+    assert ["interactive", "80"] in counted
+    assert ["bulk", "40"] in counted
 
 
 def test_invalid_run_is_marked_before_any_figure() -> None:

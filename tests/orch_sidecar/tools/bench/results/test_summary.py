@@ -15,8 +15,6 @@ from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result, Status
 from orch_sidecar.tools.bench.results.summary import (
     client_of,
     counts_of,
-    figures_of,
-    goodput_of,
     result_of,
 )
 from tests.orch_sidecar.tools.bench.sample_results import (
@@ -38,65 +36,34 @@ TEN = in_a_row(10)
 
 
 def test_figures_are_those_of_the_window_from_first_arrival_to_last_end() -> None:
-    found = figures_of(TEN)
-    assert found is not None
-    assert found.window_s == pytest.approx(1.1)
+    found = result(TEN)
+    assert found.figures is not None
+    assert found.gaps_s is not None
+    assert found.figures.window_s == pytest.approx(1.1)
     assert found.tokens_per_s == pytest.approx(110 / 1.1)
-    assert found.requests_per_s == pytest.approx(10 / 1.1, abs=1e-3)
-    assert (found.requests, found.input_tokens, found.output_tokens) == (10, 320, 110)
-    assert found.latency_ms.p90 == pytest.approx(200)
-    assert found.ttft_ms is not None
-    assert found.tpot_ms is not None
-    assert found.itl_ms is not None
-    assert found.ttft_ms.p50 == pytest.approx(100)
-    assert found.tpot_ms.p50 == pytest.approx(10)
-    assert found.itl_ms.most == pytest.approx(10)
-    assert found.queue_ms is None
-
-
-def test_tokens_per_stream_are_of_an_answer_over_its_latency() -> None:
-    found = figures_of([*TEN, answered(0.0, first_s=1.0)])
-    assert found is not None
-    assert found.tokens_per_s_per_stream == pytest.approx(11 / 0.2)
-
-
-def test_answers_that_were_being_generated_at_once_are_counted() -> None:
-    found = figures_of([answered(0.0), answered(0.01), answered(0.02), answered(5.0)])
-    assert found is not None
-    assert found.overlap == 3
-
-
-def test_prompts_of_unknown_length_make_no_sum() -> None:
-    found = figures_of([*TEN, answered(0.0, input_tokens=None)])
-    assert found is not None
-    assert found.input_tokens is None
-    assert found.output_tokens == 121
-
-
-def test_waits_for_a_slot_are_the_reported_ones() -> None:
-    found = figures_of([answered(0.0, queue_ms=3.0), answered(0.0, queue_ms=5.0), answered(0.0)])
-    assert found is not None
-    assert found.queue_ms is not None
-    assert found.queue_ms.mean == pytest.approx(4)
+    totals = (found.figures.requests, found.figures.input_tokens, found.figures.output_tokens)
+    assert totals == (10, 320, 110)
+    p50 = {name: each.p50 for name, each in found.figures.times_s.items() if each is not None}
+    assert p50 == pytest.approx({"ttft": 0.1, "tpot": 0.01, "latency": 0.2})
+    assert found.gaps_s.most == pytest.approx(0.01)
 
 
 def test_nothing_answered_has_no_figures() -> None:
-    assert figures_of([refused(0.0)]) is None
-    assert goodput_of([refused(0.0)], {"ttft": 1.0}) is None
+    found = result([refused(0.0)], replace(ONLINE, slo_ms={"ttft": 1.0}))
+    assert (found.figures, found.tokens_per_s, found.gaps_s) == (None, None, None)
+    assert found.goodput is None
 
 
 def test_goodput_is_of_all_that_were_sent_and_not_of_all_that_were_answered() -> None:
     slow = [answered(1.0, first_s=0.3), answered(1.0, first_s=0.3)]
     turned_away = [refused(0.5) for _ in range(8)]
-    found = goodput_of([*TEN, *slow, *turned_away], {"ttft": 200.0})
+    found = result([*TEN, *slow, *turned_away], replace(ONLINE, slo_ms={"ttft": 200.0})).goodput
     assert found is not None
     assert (found.requests, found.share) == (10, 0.5)
-    assert found.requests_per_s == pytest.approx(10 / 1.4, abs=1e-3)
-    assert found.tokens_per_s == pytest.approx(110 / 1.4, abs=1e-3)
 
 
 def test_without_a_bound_there_is_no_goodput() -> None:
-    assert goodput_of(TEN, {}) is None
+    assert result(TEN).goodput is None
 
 
 def test_requests_are_counted_by_their_fate_and_the_reasons_by_how_often() -> None:
@@ -124,8 +91,8 @@ def test_only_the_most_frequent_reasons_are_kept() -> None:
 def test_client_that_keeps_up_is_not_a_bottleneck() -> None:
     found = client_of(TEN, HOST, IDLE, 1.1, at_once=False)
     assert found.bottleneck == []
-    assert found.late_ms is not None
-    assert found.late_ms.most == 0
+    assert found.late_s is not None
+    assert found.late_s.most == 0
     assert found.host == HOST
 
 
@@ -216,7 +183,7 @@ def test_label_that_was_not_earned_is_invalid_and_keeps_its_name(
 
 
 def test_engine_that_was_not_idle_after_it_makes_it_invalid() -> None:
-    found = result(LONG, busy_after=True)
+    found = result(LONG, idle_after=False)
     assert found.status is Status.INVALID
     expected = "the engine was not idle after the run: it also served other requests"
     assert found.reasons == [expected]
@@ -330,7 +297,7 @@ def test_result_of_another_version_or_with_more_in_it_is_not_read() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_no_number_of_a_result_is_infinite(value: float) -> None:
     document = result(CALLS).model_dump(mode="json")
-    document["figures"]["latency_ms"]["p99"] = value
+    document["figures"]["times_s"]["latency"]["p99"] = value
     with pytest.raises(ValidationError):
         Result.model_validate(document)
 

@@ -94,10 +94,11 @@ def test_curve_is_fitted_to_mean_batches_and_not_to_rounded_ones() -> None:
         found = point(clients, **engine(clients, 2))
         assert found.batches is not None
         assert found.figures is not None
-        assert found.figures.tpot_ms is not None
+        tpot = found.figures.times_s["tpot"]
+        assert tpot is not None
         batches = replace(found.batches, mean=mean)
-        tpot = replace(found.figures.tpot_ms, p50=tpot_ms)
-        figures = found.figures.model_copy(update={"tpot_ms": tpot})
+        tpot = replace(tpot, p50=tpot_ms / 1000)
+        figures = replace(found.figures, times_s={**found.figures.times_s, "tpot": tpot})
         good = {"status": Status.PRELIMINARY, "reasons": []}
         results.append(found.model_copy(update={"batches": batches, "figures": figures, **good}))
     fit = sweep_of(results).fit
@@ -125,7 +126,7 @@ def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) 
 def test_two_batches_determine_no_curve() -> None:
     found = swept(1, 2)
     assert found.fit is None
-    assert "not fitted, which needs three different batches" in text_of(found)
+    assert "t(b) was not fitted, which needs three different batches" in text_of(found)
 
 
 def invalid(clients: int) -> Result:
@@ -206,7 +207,7 @@ def test_curve_that_is_far_off_is_not_drawn_but_said_to_be() -> None:
     bad = found.model_copy(update={"fit": replace(found.fit, worst_error=0.43)})
     assert any("fit: " in name for name in series_of(found))
     assert not any("fit: " in name for name in series_of(bad))
-    said = "No curve t0 + c · b^alpha describes the time per token: the best is 43.0 % off."
+    said = "No curve t0 + c · b^alpha describes the time of a step: the best is 43.0 % off."
     assert said in [each.about for each in sweep_charts(bad)]
     assert said in text_of(bad)
 
@@ -231,7 +232,7 @@ def test_point_of_one_client_is_unbatched_with_its_reason_below_the_table() -> N
     assert found.results[0].status is Status.UNBATCHED
     with pytest.raises(NoFact, match="the result is unbatched"):
         row_of(found.results[0])
-    table, _, below = text_of(found).partition("Time per token =")
+    table, _, below = text_of(found).partition("t(b) =")
     assert "unbatched" in table
     assert "invalid" not in table
     assert "nothing was batched" not in table
@@ -262,7 +263,7 @@ def test_sweep_that_ended_early_is_marked_incomplete() -> None:
 
 
 def test_without_the_engines_steps_the_batch_is_that_of_the_clients() -> None:
-    silent: dict[str, Any] = {"documents": [], "before": None, "after": None}
+    silent: dict[str, Any] = {"before": None, "after": None}
     found = sweep_of([point(b, **silent) for b in (1, 2, 4, 8)])
     assert [each.batch for each in found.points] == [1.0, 2.0, 4.0, 8.0]
     assert found.fit is not None
@@ -287,6 +288,6 @@ def test_plot_shows_every_chart(sizes: tuple[int, ...]) -> None:
 def test_answers_that_were_not_streamed_are_drawn_by_their_throughput() -> None:
     whole = [answered(0.1 * number, event_s=[]) for number in range(10)]
     found = sweep_of([point(2, whole), point(4, whole)])
-    assert found.points[0].figures.ttft_ms is None
+    assert found.points[0].figures.times_s["ttft"] is None
     assert " -  " in text_of(found)
     assert [each.title for each in sweep_charts(found)] == ["Throughput"]
