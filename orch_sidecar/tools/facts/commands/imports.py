@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     read_url,
     write_rows,
 )
-from orch_sidecar.tools.facts.evidence import batches, guidellm, summaries, vllm_bench
+from orch_sidecar.tools.facts.evidence import aiperf, batches, guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
@@ -79,20 +79,11 @@ Write the report with --output kind=json,path=FILE. A label is claimed with
     _Tool(
         "aiperf",
         "AIPerf",
-        summaries.aiperf,
+        aiperf.run,
         """summaries of AIPerf (profile_export_aiperf.json).
 
 Run it with --export-level records: the summary then has the tokens that the engine reported. Its
 own count of tokens is of the text, tokenized again. It claims no label.""",
-    ),
-    _Tool(
-        "mlperf-endpoints",
-        "MLPerf endpoints",
-        summaries.mlperf_endpoints,
-        """summaries of MLPerf endpoints (performance/result_summary.json).
-
-Its tokens are of the text, tokenized again: those of the row are the engine's, which has to be
-idle before and after. The file does not name the model: give --model-id. It claims no label.""",
     ),
 )
 

@@ -86,8 +86,7 @@ class ImportedRun:
     `claim`: the label in the file, which is not trusted. `at_once`: the tool's limit of concurrent
     requests, None without one. `failed`: requests without a complete answer; `totals` are of the
     complete ones, and its window from the first arrival to the last end, unless the note
-    `window_is` states otherwise. `counts_tokens`: whether its tokens are those of the engine; where
-    they are not, `totals` has none. `latency_ms`: by the names of the notes. `served`: its answers
+    `window_is` states otherwise. `latency_ms`: by the names of the notes. `served`: its answers
     by the tool's own times, none where the file does not contain them. `took_s`: all answers
     together, from sending to end, where the tool states it. `notes`: further notes.
     `times`: when it was.
@@ -106,7 +105,6 @@ class ImportedRun:
     took_s: float = 0.0
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
     times: RunTimes = field(default_factory=RunTimes)
-    counts_tokens: bool = True
 
 
 def figures_of(served: Sequence[CompletedRequest]) -> tuple[Totals, dict[str, float]]:
@@ -124,14 +122,10 @@ def loop_of(at_once: int | None) -> Arrivals:
 
 def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
     """Converts a run to a row. Raises Rejection."""
-    if not (source.model_id or run.model):
-        raise Rejection("model", "", "the file does not name it: give --model-id")
     window_s, at_once = run.totals.window_s, run.at_once
     if at_once is not None and run.took_s > at_once * window_s * (1 + _TOLERANCE):
         rule = f"is too short: at most {at_once} at a time, answers took {run.took_s:g} s in all"
         raise Rejection("the duration", f"{window_s:g} s", rule)
-    if not run.counts_tokens:
-        run = _counted(run, known)
     engine = known if isinstance(known, Engine) else engine_of(known.before)
     names = ((), ()) if isinstance(known, Engine) else (known.before.models, [known.before.weights])
     model = name_model(source.model_id or run.model, source.model_name, *names)
@@ -166,22 +160,6 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
         )
         raise Rejection("max_concurrency", limit, rule)
     return _row(claimed)
-
-
-def _counted(run: ImportedRun, known: States | Engine) -> ImportedRun:
-    """Returns a run with the tokens that the engine counted in it. Raises Rejection."""
-    if isinstance(known, Engine) or known.generated_tokens is None or run.failed:
-        rule = (
-            "the tool counts tokens of the text, not the engine's: give --capabilities-before and "
-            "--capabilities-after of a run in which no request failed"
-        )
-        raise Rejection("tokens", f"of {run.totals.requests} answers, {run.failed} failed", rule)
-    totals = replace(
-        run.totals,
-        input_tokens=(known.prefilled_tokens or 0) + known.prefix_hits,
-        output_tokens=known.generated_tokens,
-    )
-    return replace(run, totals=totals)
 
 
 def _row(made: Measured) -> Row:

@@ -9,32 +9,18 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.guidellm import parts
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from tests.orch_sidecar.tools.facts.imports import document, run_in
+from tests.orch_sidecar.tools.facts.imports import changed, document, measured, refused
 
+HOME, CLOUD = "guidellm_home", "guidellm_cloud"
 Change = Callable[[dict[str, Any]], Any]
 
 
-def changed(change: Change, name: str = "guidellm_cloud") -> dict[str, Any]:
+def benchmark(change: Change, name: str = CLOUD) -> Any:
     """Returns a report with a change in its benchmark."""
-    report: dict[str, Any] = document(name)
-    change(report["benchmarks"][0])
-    return report
-
-
-def measured(report: object) -> ImportedRun:
-    found = run_in("guidellm", report)
-    assert isinstance(found, ImportedRun), found
-    return found
-
-
-def refused(report: object) -> Rejection:
-    found = run_in("guidellm", report)
-    assert isinstance(found, Rejection), found
-    return found
+    return changed(name, lambda report: change(report["benchmarks"][0]))
 
 
 def requests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -43,7 +29,7 @@ def requests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_synchronous_report_is_one_request_after_the_other() -> None:
-    found = measured(document("guidellm_home"))
+    found = measured(HOME)
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
     assert (found.claim, overlap(found.served)) == (Label.SINGLE_STREAM, 1)
     assert (found.totals.requests, found.failed, found.totals.output_tokens) == (20, 0, 640)
@@ -51,16 +37,16 @@ def test_synchronous_report_is_one_request_after_the_other() -> None:
 
 
 def test_constant_report_has_a_rate_and_overlapping_answers() -> None:
-    found = measured(document("guidellm_cloud"))
+    found = measured(CLOUD)
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.CONSTANT, None, 3.0)
     assert found.claim is Label.BATCHED_ONLINE
     assert overlap(found.served) > 1
 
 
 def test_times_per_token_are_the_tools_inter_token_latencies() -> None:
-    report = document("guidellm_cloud")
+    report = document(CLOUD)
     theirs = statistics.median(each["inter_token_latency_ms"] for each in requests_of(report))
-    assert measured(report).latency_ms["tpot_p50_ms"] == pytest.approx(theirs, rel=1e-4)
+    assert measured(CLOUD, report).latency_ms["tpot_p50_ms"] == pytest.approx(theirs, rel=1e-4)
 
 
 def test_ttft_counts_from_the_due_time_of_a_schedule() -> None:
@@ -72,19 +58,19 @@ def test_ttft_counts_from_the_due_time_of_a_schedule() -> None:
         late(benchmark)
         benchmark["scheduler_metrics"]["start_time"] -= 1
 
-    plain = measured(document("guidellm_cloud")).latency_ms["ttft_p50_ms"]
-    later = measured(changed(began_early)).latency_ms["ttft_p50_ms"]
+    plain = measured(CLOUD).latency_ms["ttft_p50_ms"]
+    later = measured(CLOUD, benchmark(began_early)).latency_ms["ttft_p50_ms"]
     assert later == pytest.approx(plain + 1000, abs=0.01)
-    closed = measured(changed(late, "guidellm_home")).latency_ms
-    assert closed == measured(document("guidellm_home")).latency_ms
+    closed = measured(CLOUD, benchmark(late, HOME)).latency_ms
+    assert closed == measured(HOME).latency_ms
 
 
 def test_throughput_is_of_generated_tokens_over_first_arrival_to_last_token() -> None:
-    report = document("guidellm_home")
+    report = document(HOME)
     timings = [each["info"]["timings"] for each in requests_of(report)]
     began = min(each["request_start"] for each in timings)
     window_s = max(each["last_token_iteration"] for each in timings) - began
-    found = measured(report)
+    found = measured(CLOUD, report)
     assert found.totals.window_s == pytest.approx(window_s)
     assert found.totals.tokens_per_s == pytest.approx(640 / window_s)
 
@@ -94,16 +80,16 @@ def test_answers_that_were_not_streamed_have_no_first_token() -> None:
         for each in benchmark["requests"]["successful"]:
             each["info"]["timings"] |= {"first_token_iteration": None, "last_token_iteration": None}
 
-    found = measured(changed(whole, "guidellm_home"))
+    found = measured(CLOUD, benchmark(whole, HOME))
     percentiles = {"latency_p50_ms", "latency_p90_ms", "latency_p95_ms"}
     assert set(found.latency_ms) == percentiles | {"latency_p50_early_ms"}
     assert overlap(found.served) == 1
 
 
 def test_each_benchmark_of_a_report_is_one_run() -> None:
-    report = document("guidellm_home")
-    report["benchmarks"] += document("guidellm_cloud")["benchmarks"]
-    assert [measured(each).at_once for each in parts(report)] == [1, None]
+    report = document(HOME)
+    report["benchmarks"] += document(CLOUD)["benchmarks"]
+    assert [measured(CLOUD, each).at_once for each in parts(report)] == [1, None]
     assert parts({}) == [{}]
     assert parts({"benchmarks": []}) == [{"benchmarks": []}]
 
@@ -114,12 +100,12 @@ def test_poisson_of_several_processes_has_repeated_gaps() -> None:
             type_="poisson", worker_count=workers
         )
 
-    assert measured(changed(poisson(10))).arrivals is Arrivals.REPEATED_GAPS
-    assert measured(changed(poisson(1))).arrivals is Arrivals.POISSON
+    assert measured(CLOUD, benchmark(poisson(10))).arrivals is Arrivals.REPEATED_GAPS
+    assert measured(CLOUD, benchmark(poisson(1))).arrivals is Arrivals.POISSON
 
 
 def test_requests_due_before_the_run_are_rejected() -> None:
-    found = refused(document("guidellm_early"))
+    found = refused(CLOUD, document("guidellm_early"))
     assert found.name == "info.timings.targeted_start"
     assert found.value.startswith("-0.")
     assert "20 of 45 requests were due before the run began" in found.rule
@@ -140,9 +126,9 @@ def test_strategies_map_to_arrivals(
     def change(benchmark: dict[str, Any]) -> None:
         benchmark["config"]["strategy"] = strategy
 
-    report = changed(change)
+    report = benchmark(change)
     report["config"]["metadata"]["labels"] = {}
-    found = measured(report)
+    found = measured(CLOUD, report)
     assert (found.arrivals, found.at_once, found.claim) == (arrivals, at_once, None)
 
 
@@ -150,7 +136,7 @@ def test_limit_of_an_open_loop_is_the_requested_one() -> None:
     def change(benchmark: dict[str, Any]) -> None:
         benchmark["config"]["profile"]["max_concurrency"] = 4
 
-    assert measured(changed(change)).at_once == 4
+    assert measured(CLOUD, benchmark(change)).at_once == 4
 
 
 def _set(*path: str | int, value: Any) -> Change:
@@ -189,30 +175,30 @@ _FIRST = ("requests", "successful", 0)
 def test_unsupported_run_is_rejected_with_field_value_and_rule(
     change: Change, name: str, rule: str
 ) -> None:
-    found = refused(changed(change))
+    found = refused(CLOUD, benchmark(change))
     assert name in found.name
     assert rule in found.rule
 
 
 @pytest.mark.parametrize("version", [1, 3, "2", None])
 def test_report_of_another_schema_is_rejected(version: object) -> None:
-    report = document("guidellm_home")
+    report = document(HOME)
     report["metadata"]["version"] = version
-    assert refused(report).name == "metadata.version"
+    assert refused(CLOUD, report).name == "metadata.version"
 
 
 def test_report_before_0_5_without_a_version_is_rejected() -> None:
-    report = document("guidellm_home")
+    report = document(HOME)
     del report["metadata"]
-    assert str(refused(report)).startswith("metadata.version '': is missing")
+    assert str(refused(CLOUD, report)).startswith("metadata.version '': is missing")
 
 
 def test_unknown_claim_is_rejected() -> None:
-    report = document("guidellm_home")
+    report = document(HOME)
     report["config"]["metadata"]["labels"] = {"measurement_type": "fast"}
-    assert refused(report).name == "config.metadata.labels.measurement_type"
+    assert refused(CLOUD, report).name == "config.metadata.labels.measurement_type"
 
 
 @pytest.mark.parametrize("found", [[], "file", None, {}, {"benchmarks": []}])
 def test_other_document_is_rejected(found: object) -> None:
-    assert refused(found).rule
+    assert refused(CLOUD, found).rule

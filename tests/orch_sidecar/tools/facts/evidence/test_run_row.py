@@ -12,7 +12,7 @@ from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
-from tests.orch_sidecar.tools.facts.imports import document, proof, run_in
+from tests.orch_sidecar.tools.facts.imports import measured, proof
 
 GIVEN = Engine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 SOURCE = Source("run-1")
@@ -23,8 +23,7 @@ _SUMS = ("requests", "input_tokens", "output_tokens")
 
 
 def run(name: str, **changes: Any) -> ImportedRun:
-    found = run_in(name, document(name))
-    assert isinstance(found, ImportedRun), found
+    found = measured(name)
     sums = {name: changes.pop(name) for name in _SUMS if name in changes}
     return replace(found, totals=replace(found.totals, **sums), **changes)
 

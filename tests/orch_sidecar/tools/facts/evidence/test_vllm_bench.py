@@ -6,39 +6,22 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from tests.orch_sidecar.tools.facts.imports import document, run_in
+from tests.orch_sidecar.tools.facts.imports import LEFT_OUT, changed, document, measured, refused
 
 # Fields that `vllm bench serve` omits without --save-detailed.
 DETAILS = ("input_lens", "output_lens", "start_times", "ttfts")
+HOME, CLOUD = "vllm_bench_home", "vllm_bench_cloud"
 
 
-def changed(name: str = "vllm_bench_cloud", **fields: Any) -> dict[str, Any]:
-    found: dict[str, Any] = document(name)
-    return {key: value for key, value in (found | fields).items() if value != "(left out)"}
-
-
-def without_details(name: str = "vllm_bench_cloud", **fields: Any) -> dict[str, Any]:
-    return changed(name, **dict.fromkeys(DETAILS, "(left out)"), **fields)
-
-
-def measured(found: object) -> ImportedRun:
-    one = run_in("vllm", found)
-    assert isinstance(one, ImportedRun), one
-    return one
-
-
-def refused(found: object) -> Rejection:
-    one = run_in("vllm", found)
-    assert isinstance(one, Rejection), one
-    return one
+def without_details(**fields: Any) -> Any:
+    return changed(CLOUD, **dict.fromkeys(DETAILS, LEFT_OUT), **fields)
 
 
 def test_single_stream_file_is_one_request_after_the_other() -> None:
-    found = measured(document("vllm_bench_home"))
+    found = measured(HOME)
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
     assert (found.claim, overlap(found.served)) == (Label.SINGLE_STREAM, 1)
     assert (found.totals.requests, found.failed, found.totals.output_tokens) == (20, 0, 640)
@@ -46,7 +29,7 @@ def test_single_stream_file_is_one_request_after_the_other() -> None:
 
 
 def test_poisson_file_has_a_rate_and_overlapping_answers() -> None:
-    found = measured(document("vllm_bench_cloud"))
+    found = measured(CLOUD)
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.POISSON, None, 3.0)
     assert found.claim is Label.BATCHED_ONLINE
     assert overlap(found.served) > 1
@@ -57,7 +40,7 @@ def test_figures_of_the_details_agree_with_the_tools_own(name: str) -> None:
     """Where its definitions are ours: percentiles and times per token are the same numbers, and
     the throughput differs by what its duration has before the first request and after the last
     token."""
-    file, found = document(name), measured(document(name))
+    file, found = document(name), measured(name)
     assert found.latency_ms["ttft_p50_ms"] == pytest.approx(file["median_ttft_ms"], rel=0.01)
     assert found.latency_ms["ttft_p95_ms"] == pytest.approx(file["p95_ttft_ms"], rel=0.01)
     assert found.latency_ms["tpot_p50_ms"] == pytest.approx(file["median_tpot_ms"], rel=1e-6)
@@ -69,7 +52,7 @@ def test_figures_of_the_details_agree_with_the_tools_own(name: str) -> None:
 
 def test_without_details_the_tools_own_figures_and_window_are_used() -> None:
     file = without_details()
-    found = measured(file)
+    found = measured(CLOUD, file)
     assert found.totals.tokens_per_s == file["output_throughput"]
     assert found.totals.window_s == file["duration"]
     assert found.notes["window_is"] == "the tool's duration"
@@ -80,9 +63,9 @@ def test_without_details_the_tools_own_figures_and_window_are_used() -> None:
 
 def test_ttft_counts_from_arrival_where_requests_queued_before_being_sent() -> None:
     """vLLM counts from when `--max-concurrency` let it send the request."""
-    file = document("vllm_bench_cloud")
-    late = changed(max_concurrency=2, queue_times=[1.0] * file["completed"])
-    assert measured(late).latency_ms["ttft_p50_ms"] == pytest.approx(
+    file = document(CLOUD)
+    late = changed(CLOUD, max_concurrency=2, queue_times=[1.0] * file["completed"])
+    assert measured(CLOUD, late).latency_ms["ttft_p50_ms"] == pytest.approx(
         1000 + file["median_ttft_ms"], rel=0.01
     )
 
@@ -91,18 +74,18 @@ def test_without_details_a_ttft_from_sending_is_omitted() -> None:
 
     def notes(queue_times: object) -> set[str]:
         file = without_details(max_concurrency=2, queue_times=queue_times)
-        return set(measured(file).latency_ms)
+        return set(measured(CLOUD, file).latency_ms)
 
     assert notes([1.0]) == {"tpot_p50_ms", "tpot_p95_ms"}
-    assert "ttft_p50_ms" not in notes("(left out)")
+    assert "ttft_p50_ms" not in notes(LEFT_OUT)
     assert "ttft_p50_ms" in notes([0.0001])
 
 
 def test_queue_time_of_a_closed_loop_does_not_move_arrivals() -> None:
     """The tool creates all requests at the start, so its queue times grow during the run."""
-    found = measured(document("vllm_bench_home"))
+    found = measured(HOME)
     assert found.latency_ms["ttft_p95_ms"] < 1000
-    assert max(document("vllm_bench_home")["queue_times"]) > 5
+    assert max(document(HOME)["queue_times"]) > 5
 
 
 @pytest.mark.parametrize(
@@ -115,24 +98,24 @@ def test_queue_time_of_a_closed_loop_does_not_move_arrivals() -> None:
     ],
 )
 def test_arrivals_follow_from_rate_and_limit(fields: dict[str, Any], arrivals: Arrivals) -> None:
-    found = measured(changed(**fields))
+    found = measured(CLOUD, changed(CLOUD, **fields))
     assert found.arrivals is arrivals
     assert ("burstiness" in found.notes) == (arrivals is Arrivals.GAMMA)
 
 
 def test_failed_requests_are_counted_but_not_measured() -> None:
-    file = document("vllm_bench_cloud")
+    file = document(CLOUD)
     added = {name: [*file[name], 0] for name in (*DETAILS, "latencies", "queue_times")}
-    found = measured(file | added | {"failed": 1})
+    found = measured(CLOUD, file | added | {"failed": 1})
     assert (found.totals.requests, found.failed) == (45, 1)
-    assert found.totals.tokens_per_s == measured(file).totals.tokens_per_s
+    assert found.totals.tokens_per_s == measured(CLOUD, file).totals.tokens_per_s
 
 
 @pytest.mark.parametrize(
     ("name", "field"), [("vllm_bench_all_failed", "completed"), ("vllm_throughput", "backend")]
 )
 def test_file_without_an_answer_or_of_another_benchmark_is_rejected(name: str, field: str) -> None:
-    assert refused(document(name)).name == field
+    assert refused(name, document(name)).name == field
 
 
 @pytest.mark.parametrize(
@@ -146,7 +129,7 @@ def test_file_without_an_answer_or_of_another_benchmark_is_rejected(name: str, f
         ({"request_rate": -1}, "request_rate", "greater than 0"),
         ({"duration": "long"}, "duration", "valid number"),
         ({"completed": True}, "completed", "valid integer"),
-        ({"failed": "(left out)"}, "failed", "is missing"),
+        ({"failed": LEFT_OUT}, "failed", "is missing"),
         ({"backend": "openai-audio"}, "backend", "'vllm', 'openai' or 'openai-chat'"),
         ({"probe_completed": 3}, "probe_completed", "not counted"),
         ({"measurement_type": "fast"}, "measurement_type", "should be 'single_stream', "),
@@ -158,20 +141,20 @@ def test_file_without_an_answer_or_of_another_benchmark_is_rejected(name: str, f
 def test_unsupported_run_is_rejected_with_field_value_and_rule(
     fields: dict[str, Any], name: str, rule: str
 ) -> None:
-    found = refused(changed(**fields))
+    found = refused(CLOUD, changed(CLOUD, **fields))
     assert found.name.partition(".")[0] == name
     assert rule in found.rule
 
 
 @pytest.mark.parametrize("found", [[], "file", None, {}, {"results": []}])
 def test_other_document_is_rejected(found: object) -> None:
-    assert refused(found).rule
+    assert refused(CLOUD, found).rule
 
 
 @pytest.mark.parametrize("name", ["start_times", "ttfts", "latencies", "queue_times"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_infinite_time_is_rejected(name: str, value: float) -> None:
-    capabilities = changed()
-    capabilities[name][0] = value
-    found = refused(capabilities)
+    file = changed(CLOUD)
+    file[name][0] = value
+    found = refused(CLOUD, file)
     assert (found.name, found.rule) == (f"{name}.0", "Input should be a finite number")

@@ -1,9 +1,8 @@
 """Recorded files of other tools, and the capabilities of the engine before and after.
 
 Made by `python -m tests.benchmarks.imports --fixtures` and this folder, which leaves out texts
-and what is of the machine. Five are of runs by hand: AIPerf's summary of 40 requests with
-`--export-level records`, less what is not used (`aiperf_cloud`), that of MLPerf
-endpoints 0.1.0 of as many, less its histograms (`mlperf_cloud`), a load on a port where nothing
+and what is of the machine. Four are of runs by hand: AIPerf's summary of 40 requests with
+`--export-level records`, less what is not used (`aiperf_cloud`), a load on a port where nothing
 listens (`vllm_bench_all_failed`), Poisson arrivals of GuideLLM that came too early
 (`guidellm_early`), and `vllm bench throughput --output-json` (`vllm_throughput`).
 """
@@ -11,15 +10,18 @@ listens (`vllm_bench_all_failed`), Poisson arrivals of GuideLLM that came too ea
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
+from orch_sidecar.tools.facts.evidence import aiperf, guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 
 HERE = Path(__file__).parent
+LEFT_OUT: Any = object()
+_TOOLS = {"vllm": vllm_bench.run, "guidellm": guidellm.run, "aiperf": aiperf.run}
 
 
 def path(name: str) -> Path:
@@ -32,8 +34,28 @@ def document(name: str) -> Any:
 
 def run_in(name: str, file: Any) -> ImportedRun | Rejection:
     """Returns the run in a file of the tool that a recorded file is of."""
-    run = vllm_bench.run if name.startswith("vllm") else guidellm.run
+    run = next(run for tool, run in _TOOLS.items() if name.startswith(tool))
     return read_run(lambda: run(file))
+
+
+def changed(name: str, change: Callable[[Any], object] = bool, **fields: Any) -> Any:
+    """Returns a recorded file with a change of it, and other fields. `LEFT_OUT`: without it."""
+    file = document(name)
+    change(file)
+    return {key: value for key, value in {**file, **fields}.items() if value is not LEFT_OUT}
+
+
+def measured(name: str, file: Any = None) -> ImportedRun:
+    """Returns the run in a file of that tool, by default the recorded one."""
+    found = run_in(name, document(name) if file is None else file)
+    assert isinstance(found, ImportedRun), found
+    return found
+
+
+def refused(name: str, file: object) -> Rejection:
+    found = run_in(name, file)
+    assert isinstance(found, Rejection), found
+    return found
 
 
 def proof(name: str) -> States:

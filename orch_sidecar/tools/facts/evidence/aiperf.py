@@ -1,0 +1,93 @@
+"""Parses summaries of AIPerf (`profile_export_aiperf.json`), schema version 1.
+
+Pure. A summary has no requests. What is not used, since it is defined otherwise than by `figures`:
+
+| in the summary | meaning in AIPerf |
+|---|---|
+| `output_token_throughput`, `output_sequence_length` | tokens of the text, tokenized again: recorded runs have 40 % more than the engine generated |
+| `inter_token_latency`, `output_token_throughput_per_user` | over those tokens, and the inverse |
+| times to the first token and of requests | from the sending: not used of a schedule, where they count from the due time |
+
+The tokens are those that the engine reported (`total_usage_…`, with `--export-level records`).
+"""  # noqa: E501 (a table)
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Rejection, loop_of
+from orch_sidecar.tools.facts.labels.documents import at
+from orch_sidecar.tools.facts.labels.figures import Totals
+from orch_sidecar.tools.facts.labels.observation import RunTimes
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+
+_Number = Annotated[float, Field(gt=0)]
+
+
+class _Phase(Fields):
+    name: str
+    type: Literal["poisson", "constant", "concurrency"]
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    rate: _Number | None = None
+
+
+class _Summary(Fields):
+    """Times of one request in ms, the duration in s."""
+
+    version: str = at("schema_version", pattern=r"^1\.")
+    tool: str = at("aiperf_version")
+    models: list[dict[str, Any]] = at("input_config.models.items", min_length=1, max_length=1)
+    model: str = at("input_config.models.items.0.name")
+    phases: list[_Phase] = at("input_config.phases", min_length=1)
+    # A part of a run has no last end.
+    cancelled: Literal[False] = at("was_cancelled")
+    ended: datetime = at("end_time", strict=False)
+    duration_s: _Number = at("benchmark_duration.avg")
+    answered: Annotated[float, Field(ge=1)] = at("request_count.avg")
+    failed: float = at("error_request_count.avg", default=0.0)
+    input_tokens: float = at("total_usage_prompt_tokens.avg")
+    output_tokens: _Number = at("total_usage_completion_tokens.avg")
+    ttft_p50_ms: float | None = at("time_to_first_token.p50", default=None)
+    ttft_p95_ms: float | None = at("time_to_first_token.p95", default=None)
+    mean_ms: float = at("request_latency.avg")
+    latency_p50_ms: float = at("request_latency.p50")
+    latency_p90_ms: float = at("request_latency.p90")
+    latency_p95_ms: float = at("request_latency.p95")
+
+    @property
+    def latency_ms(self) -> dict[str, float]:
+        """The percentiles by the names of the notes."""
+        names = {name for name in _Summary.model_fields if "_p" in name and name.endswith("_ms")}
+        return self.model_dump(include=names, exclude_none=True)
+
+
+def run(document: object) -> ImportedRun:
+    """Returns the run in a summary. Raises Rejection and ValidationError."""
+    found = _Summary.model_validate(document)
+    phases = [each for each in found.phases if each.name == "profiling"]
+    if len(phases) != 1:
+        rule = "must have one phase `profiling`: figures of several are of no single load"
+        raise Rejection("input_config.phases", f"{len(phases)} phases", rule)
+    [phase] = phases
+    scheduled = phase.type != "concurrency"
+    return ImportedRun(
+        tool=f"aiperf {found.tool}",
+        model=found.model,
+        arrivals=Arrivals(phase.type) if scheduled else loop_of(phase.concurrency),
+        rate_per_s=phase.rate if scheduled else None,
+        at_once=phase.concurrency,
+        failed=int(found.failed),
+        totals=Totals(
+            requests=int(found.answered),
+            window_s=found.duration_s,
+            input_tokens=int(found.input_tokens),
+            output_tokens=int(found.output_tokens),
+        ),
+        latency_ms={} if scheduled else found.latency_ms,
+        took_s=found.mean_ms / 1000 * found.answered,
+        notes={"window_is": "the tool's duration"},
+        times=RunTimes(local_end_s=found.ended.replace(tzinfo=UTC).timestamp()),
+    )
