@@ -19,7 +19,6 @@ from orch_sidecar.tools.facts.commands.verify import beside
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
 from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
 from orch_sidecar.tools.facts.tables.files import locked, read, write
-from orch_sidecar.tools.facts.tables.migrate import migrate
 from orch_sidecar.tools.facts.tables.notes import ENGINE
 from orch_sidecar.tools.facts.tables.publish import csvw_of, data_package_of, named_evidence
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
@@ -27,15 +26,7 @@ from orch_sidecar.tools.facts.tables.table import Table
 
 _CHECK: Final = """Checks tables of facts: the header, the number of fields of each row, each field,
 the fields and notes of a row that must agree, and rows of one run or measurement.
-
---migrate-legacy rewrites the rows of an older file before the check: aggregate and per_user_stream
-become to_be_confirmed, and where the notes are free text the required ones are added, which follow
-from the row. Each row that is rewritten, or cannot be, is reported; a row with any other fault
-stays as it is."""
-
-_CHECK_EPILOG: Final = """examples:
-  orch facts check tps_model_gpu.csv
-  orch facts check --migrate-legacy --output migrated.csv tps_model_gpu.csv"""
+"""
 
 _MERGE: Final = f"""Merges tables of facts into one, in the given order.
 
@@ -58,11 +49,7 @@ The table must be without faults, and its evidence beside it."""
 def add_commands(commands: Commands) -> None:
     """Adds `check`, `merge` and `publish`."""
     files, summary = "tables of facts", "report the faults of tables by line and column"
-    add = add_command(
-        commands, "check", _check, summary, _CHECK, _CHECK_EPILOG, files=files
-    ).add_argument
-    add("--migrate-legacy", action="store_true", help="migrate the rows of an older file first")
-    add("--output", type=Path, metavar="FILE", help="write the migrated table here")
+    add_command(commands, "check", _check, summary, _CHECK, files=files)
 
     summary = "merge several tables into one"
     add = add_command(commands, "merge", _merge, summary, _MERGE, files=files).add_argument
@@ -74,26 +61,13 @@ def add_commands(commands: Commands) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    if options.migrate_legacy != (options.output is not None):
-        options.usage.error("--migrate-legacy and --output FILE go together")
-    if options.migrate_legacy and len(options.files) > 1:
-        options.usage.error(f"--output requires a single FILE, not {len(options.files)}")
     code = 0
     for path in options.files:
-        table = _migrated(path, options.output) if options.migrate_legacy else read(path)
+        table = read(path)
         faults = check(table)
         print(*faults, _summary(table, faults), sep="\n")
         code = max(code, 1 if faults else 0)
     return code
-
-
-def _migrated(path: Path, target: Path) -> Table:
-    """Writes the migrated table of a file to another, or the same, and returns it."""
-    with locked(target):
-        table, steps = migrate(read(path))
-        write(target, table.text)
-    print(*steps, sep="\n")
-    return read(target)
 
 
 def _merge(options: argparse.Namespace) -> int:

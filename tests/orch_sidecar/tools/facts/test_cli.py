@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.tables.publish import csvw_of
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 from tests.orch_sidecar.tools.facts.conftest import Run
-from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fact, fields
+from tests.orch_sidecar.tools.facts.rows import LEGACY, fact
 
 
 @pytest.fixture
@@ -76,27 +76,6 @@ class TestCheck:
             2,
             "orch facts: the input is too large for the memory of this machine\n",
         )
-
-
-class TestMigrate:
-    def test_output_has_all_rows_and_the_input_is_not_changed(
-        self, run: Run, legacy: Path, tmp_path: Path
-    ) -> None:
-        to = tmp_path / "new.csv"
-        code, out, _ = run("check", "--migrate-legacy", "--output", to, legacy)
-        assert code == 1
-        assert legacy.read_bytes() == LEGACY.read_bytes()
-        lines = out.splitlines()
-        assert sum(": migrated: " in line for line in lines) == 21
-        assert sum(": unchanged: " in line for line in lines) == 3
-        assert lines[-1] == f"{to}: 24 rows (6 single_stream, 15 to_be_confirmed), 5 faults"
-        assert f"{to}:10:8: input_tokens '~45000'" in out
-
-    def test_output_may_be_the_file_itself(self, run: Run, tmp_path: Path) -> None:
-        path = tmp_path / "t.csv"
-        row = ",".join(fields(measurement_type="aggregate", scenario_notes="64 clients"))
-        path.write_text(f"{HEADER}\n{row}\n")
-        assert run("check", "--migrate-legacy", "--output", path, path)[0] == 0
 
 
 class TestMerge:
@@ -228,9 +207,6 @@ class TestCompare:
         ["best"],
         ["check"],
         ["check", "--fast", "a.csv"],
-        ["check", "--migrate-legacy", "a.csv"],
-        ["check", "--output", "b.csv", "a.csv"],
-        ["check", "--migrate-legacy", "--output", "c.csv", "a.csv", "b.csv"],
         ["merge", "a.csv"],
         ["publish"],
     ],
