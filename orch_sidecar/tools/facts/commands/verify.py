@@ -27,16 +27,10 @@ from orch_sidecar.tools.facts.signing.verdict import (
     verify_evidence,
     verify_table,
 )
-from orch_sidecar.tools.facts.tables.check import (
-    LocatedRow,
-    check,
-    header_fault,
-    identity,
-    valid_rows,
-)
+from orch_sidecar.tools.facts.tables.check import LocatedRow, check, header_fault, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import GIVEN, LOADED, UNKNOWN
-from orch_sidecar.tools.facts.tables.row import parse_notes
+from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 
 _DESCRIPTION: Final = """Verifies the evidence of facts, offline: signatures, the certificate of the
@@ -138,23 +132,22 @@ def verdicts_of(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
 
     One run makes one row, whichever table it is in; a copy in another table is the same row.
     """
-    first: dict[object, LocatedRow] = {}
-    for table in tables:
-        for located in valid_rows(table):
-            first.setdefault(identity(located.record), located)
+    rows = [located for table in tables for located in valid_rows(table)]
+    first: dict[Row, LocatedRow] = {}
+    for located in rows:
+        first.setdefault(located.row, located)
     read_evidence = beside(*(Path(table.name) for table in tables))
     judged = verify_table(first.values(), read_evidence, trusted, time.time())
-    verdicts = {identity(located.record): found for located, found in judged}
-    found: _Verdicts = {}
+    verdicts = {located.row: found for located, found in judged}
+    by_place = {(each.record.file, each.record.line): verdicts[each.row] for each in rows}
     for table in tables:
         faults: dict[int, list[str]] = defaultdict(list)
         for fault in check(table):
             faults[fault.line].append(fault.text)
-        for record in table.rows:
-            wrong = faults.get(record.line)
-            verdict = Verified(Verdict.FAILED, wrong) if wrong else verdicts[identity(record)]
-            found[table.name, record.line] = verdict
-    return found
+        for line, texts in faults.items():
+            by_place[table.name, line] = Verified(Verdict.FAILED, texts)
+    places = [(table.name, record.line) for table in tables for record in table.rows]
+    return {place: by_place[place] for place in places}
 
 
 def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]:

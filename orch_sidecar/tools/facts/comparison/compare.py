@@ -29,9 +29,9 @@ from orch_sidecar.tools.facts.comparison.conditions import (
     remarks_of,
     scheduling_of,
 )
-from orch_sidecar.tools.facts.tables.check import LocatedRow, identity
-from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE
-from orch_sidecar.tools.facts.tables.row import Label, parse_notes, run_of, time_note
+from orch_sidecar.tools.facts.tables.check import LocatedRow
+from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE, time_note
+from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes, run_of
 
 # Whether the evidence that a row names was verified, and is evidence of this row.
 Verifier = Callable[[LocatedRow], bool]
@@ -162,9 +162,9 @@ def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Com
 def _confirmed(rows: Sequence[LocatedRow]) -> tuple[list[LocatedRow], list[ExcludedRow]]:
     """Returns the rows whose batching is known, each once, and why the others are left out."""
     kept, left_out = [], []
-    places: dict[tuple[str | float, ...], str] = {}
+    places: dict[Row, str] = {}
     for located in rows:
-        first = places.setdefault(identity(located.record), located.place)
+        first = places.setdefault(located.row, located.place)
         if first != located.place:
             left_out.append(ExcludedRow(located.place, f"repeats {first}, which is counted once"))
         elif located.row.measurement_type is Label.TO_BE_CONFIRMED:

@@ -25,7 +25,7 @@ from orch_sidecar.tools.facts.labels.thresholds import (
     SHARED_STEPS,
     UNEXPLAINED_WAIT,
 )
-from orch_sidecar.tools.facts.tables.contradictions import load_contradiction
+from orch_sidecar.tools.facts.tables.contradictions import load_contradictions
 from orch_sidecar.tools.facts.tables.row import Label
 
 
@@ -168,9 +168,10 @@ def _arrivals(seen: Observation) -> _Found:
     """Compares the label with how the requests came: an engine batches what it has."""
     single = seen.label is Label.SINGLE_STREAM
     if seen.arrivals is not None and (single or not seen.one_by_one):  # `_steps` says that
-        stated = load_contradiction(seen.label, seen.arrivals, seen.at_once, at_least=seen.target)
-        if stated is not None:
-            yield Objection(Reason.CONTRADICTION, stated)
+        load = {"arrivals": seen.arrivals, "at_once": seen.at_once}
+        rules = load_contradictions(seen.label, seen.arrivals, seen.at_once, at_least=seen.target)
+        if stated := [f"{name}={load[name]} {rule}" for name, rule in rules]:
+            yield Objection(Reason.CONTRADICTION, "; ".join(stated))
     if single:
         if overlaps := intervals.overlapping(seen.in_engine, seen.clock_slack):
             of = f"{overlaps} of {len(seen.in_engine)} sequences"

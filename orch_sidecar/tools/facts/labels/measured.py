@@ -15,7 +15,7 @@ from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.row import (
-    BATCHING,
+    MEANINGS,
     Label,
     Row,
     format_engine,
@@ -122,12 +122,11 @@ class Measured:
     @property
     def notes(self) -> Notes:
         """The notes in their order."""
-        label = Label.TO_BE_CONFIRMED if self.batches is None else self.label
         requests, window_s = self.totals.requests, self.totals.window_s
         notes: Notes = {
             "input_tokens": round(self.totals.input_tokens / requests),
             "output_tokens": round(self.totals.output_tokens / requests),
-            "batching": "unknown" if self.batches is None else BATCHING[label][0],
+            "batching": "unknown" if self.batches is None else MEANINGS[self.label].batching,
             **self.load,
             "requests": requests,
             "window_s": round(window_s, 3),

@@ -18,8 +18,8 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, o
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.measured import Measured, Notes, latency_notes
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.tables.row import TIMES, Label
+from orch_sidecar.tools.facts.tables.notes import TIMES, Arrivals
+from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import ServiceClass
 
 _Time = Annotated[str, Field(pattern=f"^({'|'.join(TIMES)})$")]

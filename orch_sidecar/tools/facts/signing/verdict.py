@@ -29,7 +29,7 @@ from orch_sidecar.tools.facts.signing.evidence_file import (
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
 from orch_sidecar.tools.facts.signing.recompute import client_measured, contradictions
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
-from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row, row_faults
+from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row
 from orch_sidecar.tools.facts.tables.notes import LOADED
 from orch_sidecar.tools.facts.tables.row import COLUMNS, TRACES, Row
 from orch_sidecar.tools.facts.tables.table import Record
@@ -186,11 +186,10 @@ def _unknown_model(proof: Proof) -> list[str]:
 
 
 def _row(fields: Sequence[str]) -> Row:
-    record = Record("evidence", 1, tuple(fields))
-    faults = row_faults(record)
-    if faults:
-        raise Unsound(f"the row in the evidence is not valid: {faults[0].text}")
-    return parse_row(record)
+    found = parse_row(Record("evidence", 1, tuple(fields)))
+    if not isinstance(found, Row):
+        raise Unsound(f"the row in the evidence is not valid: {found[0].text}")
+    return found
 
 
 def _differs(row: Sequence[str], stated: Sequence[str]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import zip_longest
+from typing import Final
 
 from orch_sidecar.tools.facts.tables.contradictions import contradictions
 from orch_sidecar.tools.facts.tables.forms import invisible_rule
 from orch_sidecar.tools.facts.tables.row import (
     COLUMNS,
-    TABLE,
+    TYPES,
     Label,
     Row,
     label_of_run,
@@ -25,10 +26,8 @@ from orch_sidecar.tools.facts.tables.row import (
 )
 from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields, with_records
 
-_THROUGHPUT: Final = COLUMNS.index("throughput_tokens_per_sec")
 _LABEL: Final = COLUMNS.index("measurement_type")
 _NOTES: Final = COLUMNS.index("scenario_notes")
-_TYPES: Final = {"string": str, "integer": int, "decimal": float}
 
 # Characters of a value that a message shows: a comma without quotes shifts whole texts.
 _SHOWN_CHARACTERS: Final = 60
@@ -46,10 +45,14 @@ class Fault:
     rule: str
 
     @classmethod
-    def at(cls, record: Record, index: int, rule: str) -> Fault:
-        """Returns the fault of one field of a record, or of one that it lacks or has too many."""
+    def at(cls, record: Record, index: int, rule: str, value: str | None = None) -> Fault:
+        """Returns the fault of one field of a record, or of one that it lacks or has too many.
+
+        `value`: what is wrong in the field, None for all of it.
+        """
         name = COLUMNS[index] if index < len(COLUMNS) else "(no column)"
-        value = record.fields[index] if index < len(record.fields) else ""
+        if value is None:
+            value = record.fields[index] if index < len(record.fields) else ""
         return cls(record.file, record.line, index + 1, name, value, rule)
 
     def __str__(self) -> str:
@@ -110,7 +113,7 @@ def sifted(rows: Iterable[LocatedRow]) -> tuple[list[LocatedRow], list[Fault], l
         key, run = _key(located.row), run_of(located.row.source_tag)
         label, first = label_of_run(located.row), firsts.get(key)
         other = located if run is None or label is None else labelled.setdefault(run, located)
-        if first is not None and identity(first.record) == identity(located.record):
+        if first is not None and first.row == located.row:
             rule = f"the row repeats line {first.record.line}"
             repeated.append(Fault.at(located.record, 0, rule))
         elif label is not label_of_run(other.row):
@@ -149,43 +152,24 @@ def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
 
 def valid_rows(table: Table) -> list[LocatedRow]:
     """Returns the rows without a fault; none if the header has one."""
-    if header_fault(table) is not None:
-        return []
-    valid = [record for record in table.rows if not row_faults(record)]
-    return [LocatedRow(record, parse_row(record)) for record in valid]
-
-
-def parse_row(record: Record) -> Row:
-    """Converts a record without a fault to a row."""
-    values: dict[str, Any] = {
-        column.name: _TYPES[column.form.base](field)
-        for column, field in zip(TABLE, record.fields, strict=True)
-    }
-    return Row(**{**values, "measurement_type": Label(values["measurement_type"])})
-
-
-def identity(record: Record) -> tuple[str | float, ...]:
-    """Returns a key that is equal for equal rows without a fault: `92.72` and `92.720` are one
-    figure."""
-    before, throughput = record.fields[:_THROUGHPUT], record.fields[_THROUGHPUT]
-    return (*before, float(throughput), *record.fields[_THROUGHPUT + 1 :])
+    found = [] if header_fault(table) else [(each, parse_row(each)) for each in table.rows]
+    return [LocatedRow(record, row) for record, row in found if isinstance(row, Row)]
 
 
 def header_fault(table: Table) -> Fault | None:
     """Returns the first difference between the header and the 13 columns, None if there is none."""
     rule = f"the header must be {','.join(COLUMNS)}; rows under another header are not checked"
     header = table.header or Record(table.name, 1, ())
-    for index, name in enumerate(header.fields):
-        if (broken := invisible_rule(name)) is not None:
-            return Fault.at(header, index, f"{broken}; {rule}")
-    for index in range(max(len(COLUMNS), len(header.fields))):
-        if header.fields[index : index + 1] != COLUMNS[index : index + 1]:
-            return Fault.at(header, index, rule)
+    for index, (name, column) in enumerate(zip_longest(header.fields, COLUMNS)):
+        if name != column:
+            unseen = invisible_rule(name or "")
+            return Fault.at(header, index, f"{unseen}; {rule}" if unseen else rule)
     return None
 
 
-def row_faults(record: Record) -> list[Fault]:
-    """Returns the faults of one record, which is not compared with other rows."""
+def parse_row(record: Record) -> Row | list[Fault]:
+    """Converts a record to a row; returns its faults instead if it has any. It is not compared with
+    other rows."""
     if len(record.fields) != len(COLUMNS):
         return [_ragged(record)]
     values = dict(zip(COLUMNS, record.fields, strict=True))
@@ -196,11 +180,16 @@ def row_faults(record: Record) -> list[Fault]:
     ]
     if faults:
         return faults
-    found = [
-        Fault(record.file, record.line, COLUMNS.index(column) + 1, column, stated, rule)
-        for column, stated, rule in contradictions(values)
-    ]
-    return sorted(found, key=lambda fault: fault.column)
+    row = Row(**{name: of_type(values[name]) for name, of_type in TYPES.items()})
+    found = contradictions(row)
+    faults = [Fault.at(record, COLUMNS.index(name), rule, noted) for name, noted, rule in found]
+    return sorted(faults, key=lambda fault: fault.column) or row
+
+
+def row_faults(record: Record) -> list[Fault]:
+    """Returns the faults of one record."""
+    found = parse_row(record)
+    return found if isinstance(found, list) else []
 
 
 def invalid_fields(row: Row) -> list[Fault]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 from typing import Final
 
@@ -20,38 +19,33 @@ from orch_sidecar.tools.facts.tables.forms import (
     TIME_MS,
     TOKENS_PER_S,
     WINDOW_S,
-    Rounded,
     before_rounding,
 )
-from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Arrivals, arrivals_of
-from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, least_samples, shortfalls
-from orch_sidecar.tools.facts.tables.row import (
-    BATCHING,
-    BENCH,
+from orch_sidecar.tools.facts.tables.notes import (
+    BATCH_MAX,
+    BATCH_MEAN,
     PERCENTILES,
     TIMES,
+    Arrivals,
+    arrivals_of,
+    early_note,
+    time_note,
+)
+from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, least_samples, shortfalls
+from orch_sidecar.tools.facts.tables.row import (
+    BENCH,
+    MEANINGS,
+    PROFILE_LABELS,
     TRACES,
     Label,
-    early_note,
+    Row,
     label_in,
     parse_notes,
     run_of,
-    time_note,
 )
 
 # Requests arrive by a schedule in all others.
 _UNSCHEDULED: Final = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP, Arrivals.AT_ONCE)
-_ARRIVALS: Final[Mapping[Label, tuple[Arrivals, ...]]] = {
-    Label.SINGLE_STREAM: (Arrivals.ONE_BY_ONE,),
-    Label.BATCHED_ONLINE: tuple(each for each in Arrivals if each is not Arrivals.ONE_BY_ONE),
-    Label.OFFLINE: (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP),
-}
-# The profiles that this project ships; others may have any label.
-PROFILE_LABELS: Final = {
-    "home": Label.SINGLE_STREAM,
-    "cloud": Label.BATCHED_ONLINE,
-    "offline": Label.OFFLINE,
-}
 # Notes of rows whose batching is known, and of those to be confirmed.
 _CONFIRMED_NOTES: Final = (BATCH_MEAN, BATCH_MAX)
 _CLAIM_NOTES: Final = ("claim", "batch_is")
@@ -65,13 +59,26 @@ _TOOLS_TOLERANCE: Final = 0.001
 Finding = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
 class _Stated:
-    """A row whose fields are valid individually: its columns, its label, its notes."""
+    """A row whose fields are valid individually, and what its notes state, None where they do not.
 
-    columns: Mapping[str, str]
-    label: Label
-    notes: Mapping[str, str]
+    `clients`: of a closed loop. `mean`: the mean number of sequences per step, as it may have been
+    before its rounding.
+    """
+
+    def __init__(self, row: Row) -> None:
+        notes = parse_notes(row.scenario_notes)
+        self.columns, self.notes, self.label = row, notes, row.measurement_type
+        self.known = self.label is not Label.TO_BE_CONFIRMED
+        self.arrivals = arrivals_of(notes)
+        self.at_once, self.requests = self.count("at_once"), self.count("requests")
+        self.largest = self.count(BATCH_MAX)
+        self.mean, self.window = (
+            before_rounding(float(notes[name]), decimals) if name in notes else None
+            for name, decimals in ((BATCH_MEAN, MEAN), ("window_s", WINDOW_S))
+        )
+        loops = {Arrivals.ONE_BY_ONE.value: 1, Arrivals.CLOSED_LOOP.value: self.at_once}
+        self.clients = loops.get(self.arrivals or "")
 
     def noted(self, name: str) -> str:
         return f"{name}={self.notes[name]}" if name in self.notes else ""
@@ -79,34 +86,20 @@ class _Stated:
     def count(self, name: str) -> int | None:
         return int(self.notes[name]) if name in self.notes else None
 
-    @property
-    def window(self) -> Rounded | None:
-        stated = self.notes.get("window_s")
-        return None if stated is None else before_rounding(stated, WINDOW_S)
 
-    @property
-    def clients(self) -> int | None:
-        """The clients of a closed loop, None where their number is unknown."""
-        arrivals = self.notes.get("arrivals")
-        if arrivals == Arrivals.ONE_BY_ONE:
-            return 1
-        return self.count("at_once") if arrivals == Arrivals.CLOSED_LOOP else None
-
-
-def contradictions(columns: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def contradictions(row: Row) -> Iterator[tuple[str, str | None, str]]:
     """Yields the contradictions of a row whose fields are valid individually.
 
-    Each with the column at which it is reported, what that column or a note in it states, and the
-    rule.
+    Each with the column at which it is reported, the note in it that is wrong, None for the whole
+    column, and the rule.
     """
-    notes = parse_notes(columns["scenario_notes"])
-    row = _Stated(columns, Label(columns["measurement_type"]), notes)
+    stated = _Stated(row)
     for rules in _RULES:
-        for name, rule in rules(row):
-            if name in columns and name not in notes:
-                yield name, columns[name], rule
+        for name, rule in rules(stated):
+            if hasattr(row, name) and name not in stated.notes:
+                yield name, None, rule
             else:
-                yield "scenario_notes", row.noted(name), rule
+                yield "scenario_notes", stated.noted(name), rule
 
 
 def load_contradictions(
@@ -124,99 +117,79 @@ def load_contradictions(
     rate. `at_least`: the requests at once that an offline run needs, where that is known: as many
     as the engine has slots, or all of them.
     """
-    allowed, single = _ARRIVALS[label], label is Label.SINGLE_STREAM
+    if label not in MEANINGS:
+        return
+    allowed, single = MEANINGS[label].arrivals, label is Label.SINGLE_STREAM
     if arrivals is not None and arrivals not in allowed:
-        yield "arrivals", f"must be {' or '.join(allowed)}"
+        yield "arrivals", f"must be {' or '.join(allowed)} for {label}"
     if at_once is not None and (at_once == 1) is not single:
-        yield "at_once", f"must be {'1' if single else 'above 1'}"
+        yield "at_once", f"must be {'1' if single else 'above 1'} for {label}"
     elif label is Label.OFFLINE and at_once is not None and at_once < at_least:
-        yield "at_once", f"must be at least {at_least}, which this engine can batch,"
+        yield "at_once", f"must be at least {at_least} for {label}: so many this engine can batch"
     if scheduled and label is not Label.BATCHED_ONLINE:
-        yield "rate_per_s", "must be absent, as there is no schedule,"
-
-
-def load_contradiction(
-    label: Label, arrivals: Arrivals, at_once: int | None, *, at_least: int = 2
-) -> str | None:
-    """Returns why a load cannot have earned a label, in words; None if it can."""
-    stated = {"arrivals": arrivals, "at_once": at_once}
-    if label not in _ARRIVALS:
-        return None
-    found = load_contradictions(label, arrivals, at_once, at_least=at_least)
-    texts = [f"{name}={stated[name]} {rule.rstrip(',')}" for name, rule in found]
-    return f"{label} needs another load: {'; '.join(texts)}" if texts else None
+        yield "rate_per_s", f"must be absent for {label}: there is no schedule"
 
 
 def _lengths(row: _Stated) -> Iterator[Finding]:
     for name in ("input_tokens", "output_tokens"):
-        if row.notes[name] != row.columns[name]:
-            yield name, f"must equal the column {name}, {row.columns[name]}"
+        if row.notes[name] != str(value := getattr(row.columns, name)):
+            yield name, f"must equal the column {name}, {value}"
 
 
 def _label(row: _Stated) -> Iterator[Finding]:
-    """Compares the label, or the one that is claimed, with batching, profile and load."""
-    label, notes, stated = row.label, row.notes, f"in a row labelled {row.label}"
-    known = label is not Label.TO_BE_CONFIRMED
-    if notes["batching"] not in BATCHING[label]:
-        yield "batching", f"must be {' or '.join(BATCHING[label])} {stated}"
-    for name in _CLAIM_NOTES if known else _CONFIRMED_NOTES:
-        if name in notes:
-            yield name, f"must be absent {stated}"
-    named = PROFILE_LABELS.get(notes.get("profile", ""), label)
-    if known and named is not label:
-        yield "profile", f"must not be {notes['profile']} {stated}: it is {named}"
-    claim = notes.get("claim", "none")
-    if not known and claim in _ARRIVALS:
-        label, stated = Label(claim), f"in a row that claims {claim}"
-    if label in _ARRIVALS:
-        load = arrivals_of(notes), row.count("at_once")
-        for name, rule in load_contradictions(label, *load, scheduled="rate_per_s" in notes):
-            yield name, f"{rule} {stated}"
+    """Compares the label with batching, profile and batch, and the label or the one that is claimed
+    with the load."""
+    label, notes, largest = row.label, row.notes, row.largest or row.columns.batch
+    if row.known:
+        meaning, single = MEANINGS[label], label is Label.SINGLE_STREAM
+        if notes["batching"] != meaning.batching:
+            yield "batching", f"must be {meaning.batching} for {label}"
+        if (named := PROFILE_LABELS.get(notes.get("profile", ""), label)) is not label:
+            yield "profile", f"must not be {notes['profile']} for {label}: it is {named}"
+        if (largest == 1) is not single:
+            name = BATCH_MAX if row.largest else "batch"
+            yield name, f"must be {'1' if single else 'above 1'} for {label}"
+    elif (claim := notes.get("claim")) in set(MEANINGS):
+        label = Label(claim)
+    scheduled = "rate_per_s" in notes
+    yield from load_contradictions(label, row.arrivals, row.at_once, scheduled=scheduled)
 
 
-def _arrivals(row: _Stated) -> Iterator[Finding]:
+def _absent(row: _Stated) -> Iterator[Finding]:
+    """Yields the notes that must not be there, by the label or by other notes."""
     notes, arrivals = row.notes, row.notes.get("arrivals")
-    stated = f"with arrivals={arrivals}"
-    absent = {
-        "burstiness": arrivals not in (None, Arrivals.GAMMA),
-        "rate_per_s": arrivals in _UNSCHEDULED,
-        **dict.fromkeys(names.REPLAYED, arrivals_of(notes) != Arrivals.TRACE),
-    }
-    for name, wrong in absent.items():
-        if wrong and name in notes:
-            yield name, f"must be absent {stated}"
-    alone = row.count("at_once") == 1
-    if arrivals == Arrivals.ONE_BY_ONE and "at_once" in notes and not alone:
-        yield "at_once", f"must be 1 {stated}"
-    if arrivals == Arrivals.CLOSED_LOOP and alone:
-        yield "at_once", f"must be above 1 {stated}"
+    labelled, arrived = f" for {row.label}", f" with arrivals={arrivals}"
+    rules = [
+        (_CLAIM_NOTES, row.known, labelled),
+        (_CONFIRMED_NOTES, not row.known, labelled),
+        (("burstiness",), arrivals not in (None, Arrivals.GAMMA), arrived),
+        (("rate_per_s",), arrivals in _UNSCHEDULED, arrived),
+        (names.REPLAYED, row.arrivals != Arrivals.TRACE, arrived),
+        (("acceptance_length",), notes.get("speculative") == "none", " with speculative=none"),
+        (("served_as",), notes.get("served_as") == row.columns.model_id, ": it equals model_id"),
+    ]
+    for at in PERCENTILES:
+        early, least = tuple(early_note(name, at) for name in TIMES), least_samples(at)
+        few = row.requests is not None and row.requests < least
+        rules.append((early, few, f" with requests={row.requests}: at least {least} are needed"))
+    for each, wrong, why in rules:
+        yield from ((name, f"must be absent{why}") for name in each if wrong and name in notes)
 
 
 def _batch(row: _Stated) -> Iterator[Finding]:
-    """Compares the column `batch` with the label and with the notes of mean and maximum."""
-    batch, largest, mean = (
-        int(row.columns["batch"]),
-        row.count(BATCH_MAX),
-        row.notes.get(BATCH_MEAN),
-    )
-    stated = f"in a row labelled {row.label}"
-    if row.label is Label.SINGLE_STREAM:
-        values = {"batch": batch, BATCH_MEAN: float(mean or 1), BATCH_MAX: largest or 1}
-        yield from ((name, f"must be 1 {stated}") for name, value in values.items() if value != 1)
-    elif row.label is not Label.TO_BE_CONFIRMED and (batch if largest is None else largest) < 2:
-        yield "batch" if largest is None else BATCH_MAX, f"must be above 1 {stated}"
-    if mean is not None and largest is not None:
-        found = before_rounding(mean, MEAN)
-        if not max(1, round(found.least)) <= batch <= max(1, round(found.most)):
-            yield "batch", f"must be {BATCH_MEAN}={mean}, rounded, and at least 1"
-        if largest < found.least:
-            yield BATCH_MAX, f"must be at least {BATCH_MEAN}={mean}"
-    elif mean is not None or largest is not None:
-        there, missing = (BATCH_MEAN, BATCH_MAX) if largest is None else (BATCH_MAX, BATCH_MEAN)
-        yield there, f"must have the note {missing} beside it"
+    """Compares the column `batch` and the clients with the notes that limit them."""
+    batch, mean, stated = row.columns.batch, row.mean, f"with arrivals={row.arrivals}"
+    if row.arrivals == Arrivals.ONE_BY_ONE and row.at_once not in (None, 1):
+        yield "at_once", f"must be 1 {stated}"
+    if row.arrivals == Arrivals.CLOSED_LOOP and row.at_once == 1:
+        yield "at_once", f"must be above 1 {stated}"
+    if mean is not None and not max(1, round(mean.least)) <= batch <= max(1, round(mean.most)):
+        yield "batch", f"must be {row.noted(BATCH_MEAN)}, rounded, and at least 1"
+    if mean is not None and row.largest is not None and row.largest < mean.least:
+        yield BATCH_MAX, f"must be at least {row.noted(BATCH_MEAN)}"
     if row.notes.get("batch_is") == "overlap":
         # By a schedule, an answer that was not streamed may count from before it was sent.
-        limits = ("requests", "at_once")[: 1 + (row.notes.get("arrivals") in _UNSCHEDULED)]
+        limits = ("requests", "at_once")[: 1 + (row.arrivals in _UNSCHEDULED)]
         for name in limits:
             if batch > (row.count(name) or batch):
                 yield "batch", f"must be at most {row.noted(name)}"
@@ -227,7 +200,7 @@ def _length(row: _Stated) -> Iterator[Finding]:
 
     A length that was rounded to the minimum may have been on either side of it.
     """
-    requests, window, name = row.count("requests"), row.window, names.PRELIMINARY
+    requests, window, name = row.requests, row.window, names.PRELIMINARY
     if row.label not in MIN_QUERIES or requests is None or window is None:
         return
     missing = shortfalls(row.label, requests, window.most)
@@ -245,7 +218,7 @@ def _throughput(row: _Stated) -> Iterator[Finding]:
     requests * (mean - 1/2) and requests * (mean + 1/2), and the throughput is the sum over the
     window. Nothing else is tolerated but the rounding of the window and of the throughput.
     """
-    requests, window, tokens = row.count("requests"), row.window, int(row.columns["output_tokens"])
+    requests, window, tokens = row.requests, row.window, row.columns.output_tokens
     if requests is None or window is None or window.most == 0:
         return
     least = max(1, -(-requests * (2 * tokens - 1) // 2))
@@ -253,7 +226,7 @@ def _throughput(row: _Stated) -> Iterator[Finding]:
     share = _TOOLS_TOLERANCE if _TOOLS_OWN in row.notes else 0.0
     lowest = least / window.most * (1 - share)
     highest = most / window.least * (1 + share) if window.least > 0 else math.inf
-    found = before_rounding(row.columns["throughput_tokens_per_sec"], TOKENS_PER_S)
+    found = before_rounding(row.columns.throughput_tokens_per_sec, TOKENS_PER_S)
     if lowest > found.most or found.least > highest:
         yield (
             "throughput_tokens_per_sec",
@@ -265,26 +238,21 @@ def _throughput(row: _Stated) -> Iterator[Finding]:
 def _percentiles(row: _Stated) -> Iterator[Finding]:
     """Yields the percentiles that cannot be those of one run. `facts.labels.figures` defines them.
 
-    All are rounded in the same way, which keeps their order.
+    All are rounded in the same way, which keeps their order. An upper bound with a confidence of
+    99 % is never below the percentile of the sample. A row has the TTFT of streams, all of whose
+    answers have one, before their end.
     """
-    notes, requests = row.notes, row.count("requests")
+    notes = row.notes
     stated = [[note for at in PERCENTILES if (note := time_note(name, at)) in notes]
               for name in TIMES]  # fmt: skip
-    early = [
-        (time_note(name, at), early_note(name, at), at) for name in TIMES for at in PERCENTILES
-    ]
-    for _, note, at in early:
-        if note in notes and requests is not None and requests < least_samples(at):
-            least = f"at least {least_samples(at)} are needed"
-            yield note, f"must be absent with requests={requests}: {least}"
     for first, second in (pair for each in stated for pair in combinations(each, 2)):
-        if requests == 1 and float(notes[second]) > float(notes[first]):
+        if row.requests == 1 and float(notes[second]) > float(notes[first]):
             yield second, f"must equal {row.noted(first)}, since requests=1"
             break
-    # An upper bound with a confidence of 99 % is never below the percentile of the sample. A row
-    # has the TTFT of streams, all of whose answers have one, before their end.
-    ordered = [*(pair for each in stated for pair in pairwise(each)), *(each[:2] for each in early)]
-    ordered += [(time_note("ttft", at), time_note("latency", at)) for at in PERCENTILES]
+    ordered = [pair for each in stated for pair in pairwise(each)]
+    for at in PERCENTILES:
+        ordered += [(time_note(name, at), early_note(name, at)) for name in TIMES]
+        ordered.append((time_note("ttft", at), time_note("latency", at)))
     for lower, upper in ordered:
         if lower in notes and upper in notes and float(notes[upper]) < float(notes[lower]):
             yield upper, f"must be at least {row.noted(lower)}"
@@ -298,14 +266,14 @@ def _times(row: _Stated) -> Iterator[Finding]:
     With n requests, the percentile p interpolates between two of their n values in ascending order,
     so at least `n - ceil((n - 1) p / 100)` of these values are as large as it or larger.
     """
-    window, clients, requests = row.window, row.clients, row.count("requests")
+    window, clients, requests = row.window, row.clients, row.requests
     stated = ((name, at, time_note(name, at)) for name in TIMES for at in PERCENTILES)
     for name, at, note in stated:
         if window is None or note not in row.notes:
             continue
-        took_s = before_rounding(row.notes[note], TIME_MS).least / 1000
+        took_s = before_rounding(float(row.notes[note]), TIME_MS).least / 1000
         if took_s > window.most:
-            yield note, f"must be at most window_s={row.notes['window_s']}"
+            yield note, f"must be at most {row.noted('window_s')}"
         elif name == "latency" and clients is not None and requests is not None:
             as_long = requests - -(-(requests - 1) * at // 100)
             if as_long * took_s > clients * window.most:
@@ -318,22 +286,16 @@ def _times(row: _Stated) -> Iterator[Finding]:
 
 def _engine(row: _Stated) -> Iterator[Finding]:
     """Compares the notes about the engine's configuration with each other, and with the columns."""
-    notes, accepted = row.notes, float(row.notes.get("acceptance_length", 0))
+    notes = row.notes
     if notes.get("prefix_caching") == "off" and float(notes.get(names.PREFIX_HIT_RATIO, 0)) > 0:
         yield names.PREFIX_HIT_RATIO, "must be 0 with prefix_caching=off"
-    speculative, _, drafts = notes.get("speculative", "").partition(":")
-    if accepted and speculative == "none":
-        yield "acceptance_length", "must be absent with speculative=none"
-    if drafts and accepted > 1 + int(drafts):  # one token, and the drafts
-        yield (
-            "acceptance_length",
-            f"must be at most {1 + int(drafts)} with {row.noted('speculative')}",
-        )
-    if notes.get("served_as") == row.columns["model_id"]:
-        yield "served_as", "must be absent: it equals model_id"
+    drafts = notes.get("speculative", "").partition(":")[2]
+    most = 1 + int(drafts) if drafts else math.inf  # one token, and the drafts
+    if float(notes.get("acceptance_length", 0)) > most:
+        yield "acceptance_length", f"must be at most {most} with {row.noted('speculative')}"
     # An engine reports the method of a quantized model as its precision. A precision that the user
     # declared may have any name.
-    method, precision = notes.get("quantization"), row.columns["precision"]
+    method, precision = notes.get("quantization"), row.columns.precision
     expected = _PRECISIONS if method == "none" else (str(method).upper(),)
     given = "precision" in notes.get(names.GIVEN, "").split(",")
     if method is not None and not given and precision not in expected:
@@ -346,7 +308,7 @@ def _accelerators(row: _Stated) -> Iterator[Finding]:
     Each rank of an engine has an accelerator of its own. On CPUs the ranks share the machine, and
     `gpu_count` is 0. A number that the user declared is compared, too: it is as wrong.
     """
-    gpu, count = row.columns["gpu"], int(row.columns["gpu_count"])
+    gpu, count = row.columns.gpu, row.columns.gpu_count
     on_cpu = gpu == "CPU" or gpu.startswith("CPU ")
     if on_cpu and count:
         yield "gpu_count", f"must be 0: gpu is {gpu}"
@@ -362,14 +324,13 @@ def _accelerators(row: _Stated) -> Iterator[Finding]:
 
 def _run(row: _Stated) -> Iterator[Finding]:
     """Compares what names the run with the label, and with the notes that each row of a run has."""
-    tag, notes, label = row.columns["source_tag"], row.notes, row.label
-    known = label is not Label.TO_BE_CONFIRMED
-    stated = label if known else notes.get("claim")
-    is_labelled = f"the row {'is labelled' if known else 'claims'} {stated}"
+    tag, notes, label = row.columns.source_tag, row.notes, row.label
+    stated = label if row.known else notes.get("claim")
+    is_labelled = f"the row {'is labelled' if row.known else 'claims'} {stated}"
     if (tagged := label_in(tag)) is not None and tagged != (stated or tagged):
         yield "source_tag", f"names a run of {tagged}, but {is_labelled}"
     scenario, tool = notes.get("scenario"), notes.get("tool")
-    if known and (tagged := label_in(scenario or "")) not in (None, label):
+    if row.known and (tagged := label_in(scenario or "")) not in (None, label):
         yield "scenario", f"names a run of {tagged}, but {is_labelled}"
     # The tag of a traced scenario ends with its id.
     ends = re.sub(r"#[0-9]+\Z", "", tag).endswith(f"/{scenario}")
@@ -378,13 +339,15 @@ def _run(row: _Stated) -> Iterator[Finding]:
     if tool is not None and (tool == "orch bench") != tag.startswith(BENCH):
         rule = f"contradicts the source tag {tag}: those of orch bench begin with {BENCH}"
         yield "tool", rule
-    needed = ("requests", "window_s", *(_CONFIRMED_NOTES if known else ()))
-    if run_of(tag) is not None and (missing := [each for each in needed if each not in notes]):
-        # Without them nothing could be compared with its figures.
+    # Without them nothing could be compared with the figures of a run; a mean needs its maximum.
+    needed = ["requests", "window_s"] if run_of(tag) is not None else []
+    if row.known and (needed or not notes.keys().isdisjoint(_CONFIRMED_NOTES)):
+        needed += _CONFIRMED_NOTES
+    if missing := [each for each in needed if each not in notes]:
         yield "", f"the notes {', '.join(missing)} are missing, which each row of a run has"
 
 
 _RULES: Final = (
-    *(_lengths, _batch, _arrivals, _label, _length, _percentiles, _times, _engine, _throughput),
+    *(_lengths, _batch, _label, _absent, _length, _percentiles, _times, _engine, _throughput),
     *(_accelerators, _run),
 )

@@ -16,16 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.tools.facts.tables.check import (
-    LocatedRow,
-    header_fault,
-    invalid_fields,
-    sifted,
-    valid_rows,
-)
+from orch_sidecar.tools.facts.tables.check import header_fault, row_faults, sifted, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import (
-    Record,
     Table,
     UnreadableFile,
     decoded,
@@ -34,7 +27,7 @@ from orch_sidecar.tools.facts.tables.table import (
     with_records,
 )
 
-_ADDED: Final = "the row to be added"
+_ADDED: Final = "the rows to be added"
 
 
 class Conflict(ValueError):
@@ -71,19 +64,18 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     Conflict for a row that contradicts an existing row for the same measurement or run, ValueError
     for a row in which `check` would find a fault, OSError.
     """
-    faults = [fault.text for row in rows for fault in invalid_fields(row)]
-    if faults:
+    made = with_records(Table(_ADDED), [COLUMNS, *map(row_fields, rows)])
+    if faults := [fault.text for record in made.rows for fault in row_faults(record)]:
         raise ValueError("; ".join(faults))
     with locked(path):
         table = check_appendable(path)
-        made = [LocatedRow(Record(_ADDED, 1, row_fields(row)), row) for row in rows]
-        new, _, contradicting = sifted([*valid_rows(table), *made])
-        added = [each for each in new if each.record.file == _ADDED]
+        new, _, contradicting = sifted([*valid_rows(table), *valid_rows(made)])
         for fault in contradicting:
             if fault.file == _ADDED:
                 raise Conflict(str(fault))
+        added = [each.record.fields for each in new if each.record.file == _ADDED]
         if added or not path.exists():
-            write(path, with_records(table, [each.record.fields for each in added]).text)
+            write(path, with_records(table, added).text)
     return len(added)
 
 

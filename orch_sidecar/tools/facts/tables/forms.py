@@ -18,14 +18,11 @@ _DECIMAL: Final = r"(0|[1-9][0-9]{0,14})(\.[0-9]+)?"
 # A float as `format_notes` formats it.
 _FLOAT: Final = r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,2})?"
 
-# What a reader cannot see must not distinguish two values. Categories of Unicode: control, format
-# (bidirectional controls, zero width, byte order mark), surrogate, private, unassigned, and
-# separators of lines, paragraphs and words.
-_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
-# Line breaks have a rule of their own, where they are allowed at all.
-_ALLOWED: Final = frozenset(" \n\r")
-# Letters and marks without a shape: `Default_Ignorable_Code_Point` of Unicode outside of the
-# categories above, and the blank pattern of Braille.
+# What a reader cannot see must not distinguish two values. Line breaks have a rule of their own,
+# where they are allowed at all.
+_LINE_BREAKS: Final = "\n\r"
+# Letters and marks without a shape: `Default_Ignorable_Code_Point` of Unicode, as far as Python
+# calls them printable, and the blank pattern of Braille.
 _WITHOUT_SHAPE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -89,9 +86,9 @@ def one_of(*values: str) -> Form:
     return Form(rule, "|".join(map(re.escape, values)), values=values)
 
 
-def matches(pattern: re.Pattern[str], what: str) -> Form:
+def matches(pattern: str, what: str) -> Form:
     """Returns the form of a text. `what`: what it must be, in words."""
-    return Form(f"must be {what}", pattern.pattern)
+    return Form(f"must be {what}", pattern)
 
 
 ABOVE_0: Final = Form("must be a number above 0", _FLOAT, "decimal", above=0)
@@ -110,9 +107,8 @@ THROUGHPUT: Final = Form(
 def invisible_rule(value: str) -> str | None:
     """Returns the rule that a cell's characters violate, with the first of them; None if none."""
     for place, character in enumerate(value, 1):
-        if character in _ALLOWED:
-            continue
-        if unicodedata.category(character) in _INVISIBLE or _WITHOUT_SHAPE.match(character):
+        visible = character.isprintable() and not _WITHOUT_SHAPE.match(character)
+        if not visible and character not in _LINE_BREAKS:
             return f"must not contain {_name(character)} (character {place} of the cell)"
     return None
 
@@ -135,20 +131,19 @@ def _name(character: str) -> str:
 
 
 class Rounded(NamedTuple):
-    """The least and the largest number that a text may stand for; both are included."""
+    """The least and the largest number that a rounded one may stand for; both are included."""
 
     least: float
     most: float
 
 
-def before_rounding(text: str, decimals: Sequence[int]) -> Rounded:
+def before_rounding(value: float, decimals: Sequence[int]) -> Rounded:
     """Returns the numbers that may have been rounded to this one, which is not negative.
 
     Floats in notes and the throughput have six significant digits (`format_notes`,
     `row_fields`), after roundings to some decimals. `decimals`: of the roundings before that
     to six digits, which changes nothing where the last of them left no more digits.
     """
-    value = float(text)
     slack = value * _ARITHMETIC + sum(0.5 * 10.0**-each for each in decimals)
     if value > 0:
         last_digit = math.floor(math.log10(value)) + 1 - _SIGNIFICANT_DIGITS

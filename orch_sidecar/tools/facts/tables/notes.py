@@ -1,28 +1,54 @@
-"""Names and values of the notes in `scenario_notes` that several modules write, compare or read.
+"""The notes in `scenario_notes` that have a form: their names, and what their values must be.
 
-Pure.
+Pure. Notes with other names are free text.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.facts.tables.forms import Form, matches, one_of, whole
+from orch_sidecar.tools.facts.tables.forms import ABOVE_0, Form, matches, number, one_of, whole
+
+_SHARE: Final = number("", 0, 1)
+
+
+_DECLARED: Final[dict[str, Form]] = {}
+
+
+def _note(name: str, form: Form) -> str:
+    """Declares the form of a note, and returns its name."""
+    _DECLARED[name] = form
+    return name
+
+
+class Arrivals(StrEnum):
+    """How requests arrive: the values of the note `arrivals`. A trace may be named by the first
+    digits of its SHA-256: `trace:0123456789abcdef`."""
+
+    ONE_BY_ONE = "one_by_one"  # one client, which waits for each answer
+    CLOSED_LOOP = "closed_loop"  # several such clients
+    AT_ONCE = "at_once"
+    CONSTANT = "constant"
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    REPEATED_GAPS = "repeated_gaps"  # exponential gaps, each of which occurs several times
+    TRACE = "trace"
+    OPEN_LOOP = "open_loop"  # a schedule of one of these kinds, as the times of spans show it
+
 
 # Sequences per decode step: the mean over the steps of the window, and the largest. The column
 # `batch` is the mean, rounded.
-BATCH_MEAN: Final = "batch_mean"
-BATCH_MAX: Final = "batch_max"
+BATCH_MEAN: Final = _note("batch_mean", number("", 1))
+BATCH_MAX: Final = _note("batch_max", whole(1))
 # Of all requests, those that met the SLO.
-GOODPUT_SHARE: Final = "goodput_share"
+GOODPUT_SHARE: Final = _note("goodput_share", _SHARE)
 # The bounds of the SLO, in milliseconds.
 SLOS: Final = ("slo_ttft_ms", "slo_tpot_ms", "slo_latency_ms")
 # Of a run of requests for several sequences: the mean number of requests that were decoded at once.
-BATCH_REQUESTS: Final = "batch_requests"
+BATCH_REQUESTS: Final = _note("batch_requests", number("", 1))
 
 UNKNOWN: Final = "unknown"
 NONE: Final = "none"
@@ -49,10 +75,10 @@ class Condition:
 
 
 # vLLM's names of methods, types and backends.
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
-_DRAFTS: Final = re.compile(r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,2})?")
-_OFFLOAD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?::[0-9.]+(?:e[+-]?[0-9]{1,2})?)?")
-_LOADED: Final = re.compile(r"(?:dummy:|random:)?[0-9a-f]{16}")
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.+/-]*"
+_DRAFTS: Final = r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,2})?"
+_OFFLOAD: Final = r"[A-Za-z][A-Za-z0-9_]*(?::[0-9.]+(?:e[+-]?[0-9]{1,2})?)?"
+_LOADED: Final = r"(?:dummy:|random:)?[0-9a-f]{16}"
 
 # Of how many data-parallel ranks the engine was one; noted above 1.
 DATA_PARALLEL: Final = "data_parallel"
@@ -108,45 +134,39 @@ ENGINE: Final = tuple(each.name for each in SETTINGS)
 # Those that each engine reports.
 CONDITIONS: Final = ENGINE[: ENGINE.index(DATA_PARALLEL)]
 # Prompt tokens found in the prefix cache over prompt tokens looked up in it, of the window: 0 to 1.
-PREFIX_HIT_RATIO: Final = "prefix_hit_ratio"
+PREFIX_HIT_RATIO: Final = _note("prefix_hit_ratio", _SHARE)
 
 # What limits the trust in a figure. Rows that differ in one of these are not averaged.
 GIVEN: Final = "given"  # the columns that the user declared: "engine,gpu"
-PRELIMINARY: Final = "preliminary"  # "yes": too short to be published
-CUT: Final = "cut"  # requests of the scenario lie outside of the interval that was read
-CLIENT_BOTTLENECK: Final = "client_bottleneck"  # "yes"
-STATES: Final = "states"  # "unsigned": those of the engine by which another tool's run was judged
-EVIDENCE: Final = "evidence"  # "sha256:<hex>" of the evidence file beside the table
+_YES: Final = one_of("yes")
+PRELIMINARY: Final = _note("preliminary", _YES)  # too short to be published
+# Requests of the scenario lie outside of the interval that was read.
+CUT: Final = _note("cut", one_of("before", "after", "before,after"))
+CLIENT_BOTTLENECK: Final = _note("client_bottleneck", _YES)
+# Of the states of the engine by which another tool's run was judged.
+STATES: Final = _note("states", one_of("unsigned"))
+# Of the evidence file beside the table.
+EVIDENCE: Final = _note(
+    "evidence", matches(r"sha256:[0-9a-f]{64}", "sha256: and 64 hexadecimal digits")
+)
 
-
-# What was replayed, beside the trace that the note `arrivals` names: the part of it, its factors,
-# and the bulk work that ran beside it. A trace by another part or factor is another load.
-TRACE_WINDOW: Final = "trace_window"  # "0:300", in its seconds; without an end "300:"
-TRACE_TIME: Final = "trace_time"  # the factor of its times
-TRACE_LENGTHS: Final = "trace_lengths"  # the factor of its lengths
-BULK_CLIENTS: Final = "bulk_clients"
-BULK_TRACE: Final = "bulk_trace"  # digits of its SHA-256
-REPLAYED: Final = (TRACE_WINDOW, TRACE_TIME, TRACE_LENGTHS, BULK_CLIENTS, BULK_TRACE)
-# "interactive": the latencies and the goodput are of these requests only.
-LATENCY_OF: Final = "latency_of"
 
 # Hexadecimal digits of a trace's SHA-256 in a note.
 TRACE_DIGITS: Final = 16
+_TRACE: Final = rf"[0-9a-f]{{{TRACE_DIGITS}}}"
+_ARRIVALS: Final = rf"{'|'.join(Arrivals)}|{Arrivals.TRACE}:{_TRACE}"
+_WINDOW: Final = r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?"
 
-
-class Arrivals(StrEnum):
-    """How requests arrive: the values of the note `arrivals`. A trace may be named by the first
-    digits of its SHA-256: `trace:0123456789abcdef`."""
-
-    ONE_BY_ONE = "one_by_one"  # one client, which waits for each answer
-    CLOSED_LOOP = "closed_loop"  # several such clients
-    AT_ONCE = "at_once"
-    CONSTANT = "constant"
-    POISSON = "poisson"
-    GAMMA = "gamma"
-    REPEATED_GAPS = "repeated_gaps"  # exponential gaps, each of which occurs several times
-    TRACE = "trace"
-    OPEN_LOOP = "open_loop"  # a schedule of one of these kinds, as the times of spans show it
+# What was replayed, beside the trace that the note `arrivals` names: the part of it, its factors,
+# and the bulk work that ran beside it. A trace by another part or factor is another load.
+TRACE_WINDOW: Final = _note("trace_window", matches(_WINDOW, "two times in seconds: 0:300, 300:"))
+TRACE_TIME: Final = _note("trace_time", ABOVE_0)  # the factor of its times
+TRACE_LENGTHS: Final = _note("trace_lengths", ABOVE_0)  # the factor of its lengths
+BULK_CLIENTS: Final = _note("bulk_clients", whole(1))
+BULK_TRACE: Final = _note("bulk_trace", matches(_TRACE, f"{TRACE_DIGITS} digits of its hash"))
+REPLAYED: Final = (TRACE_WINDOW, TRACE_TIME, TRACE_LENGTHS, BULK_CLIENTS, BULK_TRACE)
+# The latencies and the goodput are of these requests only.
+LATENCY_OF: Final = _note("latency_of", one_of("interactive"))
 
 
 def arrivals_of(notes: Mapping[str, str]) -> str | None:
@@ -154,3 +174,40 @@ def arrivals_of(notes: Mapping[str, str]) -> str | None:
     value = notes.get("arrivals")
     kind = (value or "").partition(":")[0]
     return Arrivals.TRACE.value if kind == Arrivals.TRACE else value
+
+
+PERCENTILES: Final = (50, 90, 95, 99)
+TIMES: Final = ("ttft", "tpot", "latency")
+
+
+def time_note(name: str, percentile: int) -> str:
+    """Returns the name of the note with a percentile of a time, in milliseconds."""
+    return f"{name}_p{percentile}_ms"
+
+
+def early_note(name: str, percentile: int) -> str:
+    """Returns the name of the note with MLPerf's early-stopping estimate of a percentile."""
+    return f"{name}_p{percentile}_early_ms"
+
+
+FORMS: Final[Mapping[str, Form]] = {
+    **_DECLARED,
+    **{each.name: each.form for each in SETTINGS if each.form is not None},
+    "batching": one_of("on", "off", UNKNOWN),
+    "arrivals": matches(
+        _ARRIVALS, f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash"
+    ),
+    "at_once": whole(1),
+    "requests": whole(1),
+    "window_s": number("of seconds, ", 0),
+    "batch_is": one_of("overlap"),
+    "acceptance_length": number("", 1),
+    **dict.fromkeys(("rate_per_s", "burstiness", *SLOS), ABOVE_0),
+    **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
+    **{
+        note(name, percentile): number("of milliseconds, ", 0)
+        for note in (time_note, early_note)
+        for name in TIMES
+        for percentile in PERCENTILES
+    },
+}

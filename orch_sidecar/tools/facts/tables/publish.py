@@ -30,13 +30,13 @@ def csvw_of(file_name: str) -> dict[str, Any]:
         "tableSchema": {
             "columns": [
                 {
-                    "name": column.name,
-                    "titles": column.name,
+                    "name": name,
+                    "titles": name,
                     "dc:description": column.meaning,
                     "required": True,
                     "datatype": {"base": column.form.base, **_csvw_limits(column.form)},
                 }
-                for column in TABLE
+                for name, column in TABLE.items()
             ]
         },
     }
@@ -61,12 +61,12 @@ def data_package_of(
         "schema": {
             "fields": [
                 {
-                    "name": column.name,
+                    "name": name,
                     "type": _TYPES[column.form.base],
                     "description": column.meaning,
                     "constraints": {"required": True, **_constraints(column.form)},
                 }
-                for column in TABLE
+                for name, column in TABLE.items()
             ]
         },
     }

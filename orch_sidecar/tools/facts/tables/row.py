@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final, NamedTuple, get_type_hints
 
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.forms import (
-    ABOVE_0,
     TEXT,
     THROUGHPUT,
     Form,
     formula_rule,
     invisible_rule,
     matches,
-    number,
     one_of,
     whole,
 )
-from orch_sidecar.tools.facts.tables.notes import TRACE_DIGITS, Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 
 class Label(StrEnum):
@@ -40,110 +38,113 @@ class Label(StrEnum):
 
 # Every row's notes begin with these, in this order.
 REQUIRED_NOTES: Final = ("input_tokens", "output_tokens", "batching")
-_NOTES: Final = re.compile(
-    r"\s*" + r"=[^;]*;\s*".join(REQUIRED_NOTES) + r"=[^;]*(;\s*[a-z][a-z0-9_]*=[^;]*)*"
+_NOTES: Final = r"\s*" + r"=[^;]*;\s*".join(REQUIRED_NOTES) + r"=[^;]*(;\s*[a-z][a-z0-9_]*=[^;]*)*"
+
+
+class Column(NamedTuple):
+    """What a column has: the form of its values, and what they mean. `identifies`: whether it says
+    what was measured, and not what came of it."""
+
+    form: Form
+    meaning: str
+    identifies: bool = True
+
+
+_THROUGHPUT: Final = Column(
+    THROUGHPUT,
+    "Generated tokens of all requests over the window, per second; prompts are not counted.",
+    identifies=False,
+)
+_BATCH: Final = Column(
+    whole(1),
+    "Mean number of sequences per decode step of the window (the note batch_mean), rounded, at "
+    "least 1. In rows to_be_confirmed the largest number of answers that overlapped, in rows of "
+    "other sources what these state.",
+)
+_SCENARIO_NOTES: Final = Column(
+    matches(_NOTES, f"notes that begin with {', '.join(REQUIRED_NOTES)}, in this order"),
+    "name=value; name=value: lengths and batching, load, latencies, settings of the engine, and "
+    "what limits the trust in the figure.",
+    identifies=False,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One column. `identifies`: whether it says what was measured, and not what came of it."""
+class Row:
+    """One fact: its fields are the columns, in their order."""
 
-    name: str
-    form: Form
-    identifies: bool
-    meaning: str
+    model_id: Annotated[str, Column(TEXT, "Id of the model, as its engine serves or loaded it.")]
+    model_name: Annotated[str, Column(TEXT, "Name of the model, for display.", identifies=False)]
+    engine: Annotated[str, Column(TEXT, "Name and version of the engine: vLLM 0.32.0.")]
+    precision: Annotated[
+        str, Column(TEXT, "Type of the weights: BF16; of a quantized model its method.")
+    ]
+    gpu: Annotated[str, Column(TEXT, "Accelerator; without one CPU (<model of the processor>).")]
+    gpu_count: Annotated[
+        int, Column(whole(0), "Accelerators that one copy of the model is spread over.")
+    ]
+    batch: Annotated[int, _BATCH]
+    input_tokens: Annotated[int, Column(whole(0), "Prompt tokens per request; a mean is rounded.")]
+    output_tokens: Annotated[
+        int, Column(whole(1), "Generated tokens per request; a mean is rounded.")
+    ]
+    throughput_tokens_per_sec: Annotated[float, _THROUGHPUT]
+    measurement_type: Annotated[
+        Label, Column(one_of(*Label), "How the engine was batching: the label.")
+    ]
+    scenario_notes: Annotated[str, _SCENARIO_NOTES]
+    source_tag: Annotated[str, Column(TEXT, "Run or file that the figure comes from.")]
 
 
-TABLE: Final = (
-    Column("model_id", TEXT, True, "Id of the model, as its engine serves or loaded it."),
-    Column("model_name", TEXT, False, "Name of the model, for display."),
-    Column("engine", TEXT, True, "Name and version of the engine: vLLM 0.32.0."),
-    Column("precision", TEXT, True, "Type of the weights: BF16; of a quantized model its method."),
-    Column("gpu", TEXT, True, "Accelerator; without one CPU (<model of the processor>)."),
-    Column("gpu_count", whole(0), True, "Accelerators that one copy of the model is spread over."),
-    Column(
-        "batch",
-        whole(1),
-        True,
-        "Mean number of sequences per decode step of the window (the note batch_mean), rounded, at "
-        "least 1. In rows to_be_confirmed the largest number of answers that overlapped, in rows "
-        "of other sources what these state.",
-    ),
-    Column("input_tokens", whole(0), True, "Prompt tokens per request; a mean is rounded."),
-    Column("output_tokens", whole(1), True, "Generated tokens per request; a mean is rounded."),
-    Column(
-        "throughput_tokens_per_sec",
-        THROUGHPUT,
-        False,
-        "Generated tokens of all requests over the window, per second; prompts are not counted.",
-    ),
-    Column("measurement_type", one_of(*Label), True, "How the engine was batching: the label."),
-    Column(
-        "scenario_notes",
-        matches(_NOTES, f"notes that begin with {', '.join(REQUIRED_NOTES)}, in this order"),
-        False,
-        "name=value; name=value: lengths and batching, load, latencies, settings of the engine, "
-        "and what limits the trust in the figure.",
-    ),
-    Column("source_tag", TEXT, True, "Run or file that the figure comes from."),
-)
-COLUMNS: Final = tuple(column.name for column in TABLE)
+_ANNOTATIONS: Final = get_type_hints(Row, include_extras=True)
+TYPES: Final = {name: each.__origin__ for name, each in _ANNOTATIONS.items()}
+TABLE: Final[Mapping[str, Column]] = {
+    name: each.__metadata__[0] for name, each in _ANNOTATIONS.items()
+}
+COLUMNS: Final = tuple(TABLE)
 
 # The columns that identify a measurement, and with them the notes about the engine's configuration
 # (`notes.ENGINE`); the others contain its result.
-MEASUREMENT: Final = tuple(column.name for column in TABLE if column.identifies)
-
-_FORMS: Final = {column.name: column.form for column in TABLE}
+MEASUREMENT: Final = tuple(name for name, column in TABLE.items() if column.identifies)
 
 # Labels of older files. Neither determines the batching: an aggregate was measured online or
 # offline, and the stream of one user may have run beside others.
-LEGACY_LABELS: Final = ("aggregate", "per_user_stream")
+_LEGACY_LABELS: Final = ("aggregate", "per_user_stream")
 
-# The values that the note `batching` can have in rows of each label.
-BATCHING: Final[Mapping[Label, tuple[str, ...]]] = {
-    Label.SINGLE_STREAM: ("off",),
-    Label.BATCHED_ONLINE: ("on",),
-    Label.OFFLINE: ("on",),
-    Label.TO_BE_CONFIRMED: ("on", "off", "unknown"),
+
+class Meaning(NamedTuple):
+    """What a label says of a row. `batching`: the note; `profile`: the one of this project that has
+    the label (others may have any); `arrivals`: those that can earn it."""
+
+    batching: str
+    profile: str
+    arrivals: Sequence[Arrivals]
+
+
+MEANINGS: Final[Mapping[Label, Meaning]] = {
+    Label.SINGLE_STREAM: Meaning("off", "home", (Arrivals.ONE_BY_ONE,)),
+    Label.BATCHED_ONLINE: Meaning(
+        "on", "cloud", [each for each in Arrivals if each is not Arrivals.ONE_BY_ONE]
+    ),
+    Label.OFFLINE: Meaning("on", "offline", (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP)),
 }
+PROFILE_LABELS: Final = {each.profile: label for label, each in MEANINGS.items()}
 
-PERCENTILES: Final = (50, 90, 95, 99)
-TIMES: Final = ("ttft", "tpot", "latency")
-
-_TRACE: Final = re.compile(rf"[0-9a-f]{{{TRACE_DIGITS}}}")
-_ARRIVALS: Final = re.compile(rf"{'|'.join(Arrivals)}|{Arrivals.TRACE}:{_TRACE.pattern}")
-_WINDOW: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?")
-_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 # Names of columns, none of which follows once more; with all of them it is shorter than 200.
-_GIVEN: Final = re.compile(
+_GIVEN: Final = (
     r"(?=.{0,200}\Z)(?!.*\b(\w+)\b.*\b\1\b)"
     rf"(?:{'|'.join(COLUMNS)})(?:,(?:{'|'.join(COLUMNS)}))*"
 )
+_NOTE_FORMS: Final[Mapping[str, Form]] = {
+    **names.FORMS,
+    "claim": one_of("none", *Label),
+    names.GIVEN: matches(_GIVEN, "names of columns, each once, separated by commas: engine,gpu"),
+}
 
 # The usual spelling of engine names; others are written as the engine reports them.
 _ENGINES: Final = {"vllm": "vLLM"}
 
 _KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One fact: a value for each column of `TABLE`, which says what it is."""
-
-    model_id: str
-    model_name: str
-    engine: str
-    precision: str
-    gpu: str
-    gpu_count: int
-    batch: int
-    input_tokens: int
-    output_tokens: int
-    throughput_tokens_per_sec: float
-    measurement_type: Label
-    scenario_notes: str
-    source_tag: str
 
 
 def measurement_key(row: Row) -> tuple[object, ...]:
@@ -202,66 +203,15 @@ def parse_notes(text: str) -> dict[str, str]:
     return notes
 
 
-def time_note(name: str, percentile: int) -> str:
-    """Returns the name of the note with a percentile of a time, in milliseconds."""
-    return f"{name}_p{percentile}_ms"
-
-
-def early_note(name: str, percentile: int) -> str:
-    """Returns the name of the note with MLPerf's early-stopping estimate of a percentile."""
-    return f"{name}_p{percentile}_early_ms"
-
-
-_NOTE_FORMS: Final[Mapping[str, Form]] = {
-    "arrivals": matches(
-        _ARRIVALS, f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash"
-    ),
-    names.TRACE_WINDOW: matches(_WINDOW, "two times in seconds: 0:300, or 300:"),
-    names.TRACE_TIME: ABOVE_0,
-    names.TRACE_LENGTHS: ABOVE_0,
-    names.BULK_CLIENTS: whole(1),
-    names.BULK_TRACE: matches(_TRACE, f"{TRACE_DIGITS} digits of its hash"),
-    names.LATENCY_OF: one_of("interactive"),
-    "rate_per_s": ABOVE_0,
-    "burstiness": ABOVE_0,
-    "at_once": whole(1),
-    "requests": whole(1),
-    "window_s": number("of seconds, ", 0),
-    **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
-    "goodput_share": number("", 0, 1),
-    **dict.fromkeys(names.SLOS, ABOVE_0),
-    names.BATCH_MEAN: number("", 1),
-    names.BATCH_MAX: whole(1),
-    names.BATCH_REQUESTS: number("", 1),
-    "batch_is": one_of("overlap"),
-    "claim": one_of("none", *Label),
-    **{each.name: each.form for each in names.SETTINGS if each.form is not None},
-    names.PREFIX_HIT_RATIO: number("", 0, 1),
-    "acceptance_length": number("", 1),
-    names.GIVEN: matches(_GIVEN, "names of columns, each once, separated by commas: engine,gpu"),
-    names.PRELIMINARY: one_of("yes"),
-    names.CUT: one_of("before", "after", "before,after"),
-    names.CLIENT_BOTTLENECK: one_of("yes"),
-    names.STATES: one_of("unsigned"),
-    names.EVIDENCE: matches(_DIGEST, "sha256: and 64 hexadecimal digits"),
-    **{
-        note(name, percentile): number("of milliseconds, ", 0)
-        for note in (time_note, early_note)
-        for name in TIMES
-        for percentile in PERCENTILES
-    },
-}
-
-
 def violated_rule(column: str, value: str) -> str | None:
     """Returns the rule that a field violates by itself, None for a valid field."""
-    form = _FORMS[column]
+    form = TABLE[column].form
     if (rule := invisible_rule(value)) is not None:
         return rule
-    if column == "measurement_type" and value in LEGACY_LABELS:
+    if column == "measurement_type" and value in _LEGACY_LABELS:
         return (
-            "is a label of older files, which does not state how the engine was batching; "
-            f"check --migrate-legacy changes it to {Label.TO_BE_CONFIRMED}"
+            "is a label of older files, which does not state how the engine was batching: such a "
+            f"row is {Label.TO_BE_CONFIRMED}"
         )
     rule = _notes_rule(value) if column == "scenario_notes" else form.violated_rule(value)
     return rule or (formula_rule(value) if form.base == "string" else None)
@@ -280,7 +230,7 @@ def _notes_rule(value: str) -> str | None:
     broken = (
         f"{name}={text} {form.rule}" for name, text, form in stated if form.violated_rule(text)
     )
-    return _FORMS["scenario_notes"].violated_rule(value) or next(broken, None)
+    return TABLE["scenario_notes"].form.violated_rule(value) or next(broken, None)
 
 
 BENCH: Final = "orch-bench:"

@@ -14,8 +14,7 @@ from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.labels.judge import Objection, Reason, judge
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
-from orch_sidecar.tools.facts.tables.contradictions import PROFILE_LABELS
-from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.row import PROFILE_LABELS, Label
 from orch_sidecar.tools.facts.traces.observed import aborted_in, numbers, observation_of
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario

@@ -105,7 +105,7 @@ def test_without_proof_nothing_is_confirmed_and_the_claim_is_a_note(name: str) -
 
 def test_without_proof_a_claim_that_the_load_contradicts_is_rejected() -> None:
     found = run("vllm_bench_home", claim=Label.OFFLINE)
-    rule = "must be at_once or closed_loop in a row that claims offline"
+    rule = "must be at_once or closed_loop for offline"
     assert refused(found, GIVEN).rule == rule
 
 

@@ -136,7 +136,7 @@ def test_append_rejects_another_header(path: Path) -> None:
 
 def test_append_rejects_rows_with_faults_and_writes_none(path: Path) -> None:
     wrong = fact(Label.SINGLE_STREAM, batch=8)
-    with pytest.raises(ValueError, match="batch '8': must be 1 in a row labelled single_stream"):
+    with pytest.raises(ValueError, match="batch '8': must be 1 for single_stream"):
         append(path, [fact(), wrong])
     assert not path.exists()
 

@@ -153,7 +153,7 @@ def test_interval_contains_every_number_that_is_written_so(
     for each in decimals if rounded else decimals[-1:]:
         written = round(written, each)
     text = format_notes({"x": written}).removeprefix("x=")
-    found = before_rounding(text, decimals)
+    found = before_rounding(float(text), decimals)
     assert found.least <= value <= found.most
 
 
@@ -162,6 +162,6 @@ def test_interval_contains_every_number_that_is_written_so(
     [("0", 0.0005005), ("599.999", 0.0005005), ("1000", 0.0055005), ("123456", 0.5005005)],
 )
 def test_slack_is_that_of_the_last_digit(text: str, slack: float) -> None:
-    found = before_rounding(text, WINDOW_S)
+    found = before_rounding(float(text), WINDOW_S)
     assert found.most - float(text) == pytest.approx(slack, abs=1e-6)
     assert found.least == pytest.approx(max(0.0, float(text) - slack), abs=1e-6)

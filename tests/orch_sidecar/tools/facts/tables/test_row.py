@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.contradictions import contradictions
+from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.notes import ENGINE
 from orch_sidecar.tools.facts.tables.row import (
     COLUMNS,
@@ -15,7 +15,7 @@ from orch_sidecar.tools.facts.tables.row import (
     parse_notes,
     violated_rule,
 )
-from tests.orch_sidecar.tools.facts.rows import SOUND, fact
+from tests.orch_sidecar.tools.facts.rows import SOUND, fact, fields, table
 
 NOTES = "input_tokens=512; output_tokens=512; batching="
 START = "input_tokens=1; output_tokens=1; batching=on"
@@ -45,7 +45,7 @@ def test_measurement_key_depends_on_the_engines_configuration(name: str) -> None
 
 
 def contradicted(**changes: str) -> list[tuple[str, str]]:
-    return [(column, stated) for column, stated, _ in contradictions({**SOUND, **changes})]
+    return [(fault.name, fault.value) for fault in check(table(fields(**changes)))]
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -63,7 +63,7 @@ def test_valid_value_violates_no_rule(name: str) -> None:
         ("output_tokens", "0", "at least 1"),
         ("measurement_type", "multi_stream", "must be one of single_stream, batched_online, offl"),
         ("measurement_type", "Offline", "must be one of single_stream, batched_online, offline, "),
-        ("measurement_type", "aggregate", "check --migrate-legacy changes it to to_be_confirmed"),
+        ("measurement_type", "aggregate", "such a row is to_be_confirmed"),
         ("measurement_type", "per_user_stream", "is a label of older files"),
         ("scenario_notes", "", "'' is not key=value"),
         ("scenario_notes", "one user", "'one user' is not key=value"),

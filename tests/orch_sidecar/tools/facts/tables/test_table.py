@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.tables.check import identity
 from orch_sidecar.tools.facts.tables.row import COLUMNS
 from orch_sidecar.tools.facts.tables.table import (
     Table,
@@ -20,7 +18,7 @@ from orch_sidecar.tools.facts.tables.table import (
     row_fields,
     with_records,
 )
-from tests.orch_sidecar.tools.facts.rows import HEADER, fact, fields, table
+from tests.orch_sidecar.tools.facts.rows import HEADER, fact, fields
 
 # Any text, in which the characters of CSV are frequent.
 ANY_TEXT = st.text(
@@ -110,11 +108,3 @@ def test_throughput_has_six_digits_and_no_exponent(value: float, text: str) -> N
 def test_fact_becomes_the_columns_in_their_order() -> None:
     assert row_fields(fact()) == fields()
     assert with_records(Table("t.csv"), [COLUMNS, row_fields(fact())]).text.count("\n") == 2
-
-
-def test_identity_takes_one_figure_written_twice_as_one() -> None:
-    record = table(fields()).rows[0]
-    longer = replace(record, fields=fields(throughput_tokens_per_sec="2461.670"))
-    other = replace(record, fields=fields(throughput_tokens_per_sec="2461.68"))
-    assert identity(record) == identity(longer)
-    assert identity(record) != identity(other)
