@@ -2,10 +2,10 @@
 
 Pure. The formulas:
 
-- an hour costs its price and its electricity. Both are per accelerator with its share of the host,
-  or per machine where a row has no accelerator: a copy of a model on four costs four times as much;
+- the price of an hour is per accelerator with its share of the host, or per machine where a row has
+  no accelerator: a copy of a model on four costs four times as much;
 - a whole hour is paid for (reserved), and in a share of it the engine works as it did in the row
-  (used); its tokens are those of the used share. Electricity is of both, at their own draws;
+  (used); its tokens are those of the used share;
 - the tokens of a `batched_online` row are those of requests within its SLO: its throughput times
   the requests within it over the answered ones, as if they were of the mean length;
 - with inputs included, an output token costs the hour over the output tokens of the hour;
@@ -35,7 +35,6 @@ from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 
 _MILLION: Final = 1_000_000
 _HOUR_S: Final = 3600.0
-_WATTS_PER_KW: Final = 1000.0
 
 # Returns the content of an evidence file by its digest, None where there is none.
 ReadEvidence = Callable[[str], bytes | None]
@@ -45,51 +44,31 @@ ReadEvidence = Callable[[str], bytes | None]
 class Prices:
     """What is paid for one accelerator with its share of the host, in any currency.
 
-    `per_hour`: rent, or purchase over the hours of its life. `per_kwh`: of electricity, 0 if the
-    hour includes it. `watts`, `idle_watts`: measured draws while it works and while it does not.
-    `used`: the share of the hours in which it works. Raises ValueError for electricity without the
-    draws that it needs.
+    `per_hour`: rent, or purchase over the hours of its life, with the power that it draws. `used`:
+    the share of the hours in which it works.
     """
 
     per_hour: float
-    per_kwh: float = 0.0
-    watts: float | None = None
-    idle_watts: float | None = None
     used: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.per_kwh and self.watts is None:
-            raise ValueError("electricity needs --watts: power is measured or given, never guessed")
-        if self.per_kwh and self.used < 1 and self.idle_watts is None:
-            raise ValueError(
-                f"electricity of machines that are used for {self.used:.0%} of their hours needs "
-                "--idle-watts, too"
-            )
-
-    def electricity(self, accelerators: int) -> float:
-        """Returns what the electricity of an hour costs."""
-        drawn = self.used * (self.watts or 0.0) + (1 - self.used) * (self.idle_watts or 0.0)
-        return max(1, accelerators) * self.per_kwh * drawn / _WATTS_PER_KW
 
     def hour(self, accelerators: int) -> float:
         """Returns what a reserved hour of that many accelerators costs; 0: of one machine."""
-        return max(1, accelerators) * self.per_hour + self.electricity(accelerators)
+        return max(1, accelerators) * self.per_hour
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What the tokens of a row cost. Money is in the currency of the prices, shares from 0 to 1.
 
-    `hour`: a reserved hour, of which `electricity`. `tokens_per_s`: generated tokens that are paid
-    for, `within_slo` of all. `engine_busy`: of the run, the time in which the engine computed, None
-    if unknown. `output_with_input`: a million output tokens, inputs included; `input`, `output`: a
+    `hour`: a reserved hour. `tokens_per_s`: generated tokens that are paid for, `within_slo` of
+    all. `engine_busy`: of the run, the time in which the engine computed, None if unknown.
+    `output_with_input`: a million output tokens, inputs included; `input`, `output`: a
     million of each, None where the engine's times are unknown; `split_by`: what divided them.
     """
 
     place: str
     row: Row
     hour: float
-    electricity: float
     tokens_per_s: float
     within_slo: float | None
     slo: str
@@ -101,20 +80,10 @@ class Cost:
     remarks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
-    """One figure of several rows with one label: their hours together over their tokens."""
-
-    label: Label
-    rows: int
-    hour: float
-    output_with_input: float
-
-
 def priced(
     rows: Sequence[LocatedRow], prices: Prices, evidence: ReadEvidence
 ) -> tuple[list[Cost], list[ExcludedRow]]:
-    """Returns the costs of rows in the order of the labels, and the rows without one."""
+    """Returns the costs of rows, and the rows without one."""
     found: list[Cost] = []
     without: list[ExcludedRow] = []
     for located in rows:
@@ -124,21 +93,7 @@ def priced(
             without.append(ExcludedRow(located.place, lacks))
         else:
             found.append(_cost(located, notes, prices, evidence))
-    order = list(Label)
-    return sorted(found, key=lambda each: order.index(each.row.measurement_type)), without
-
-
-def total_of(costs: Sequence[Cost], used: float) -> Total:
-    """Returns the one figure of at least one row, as of a fleet of which each row is a part. Raises
-    ValueError for rows of several labels, which are prices of different things."""
-    labels = sorted({each.row.measurement_type for each in costs})
-    if len(labels) > 1:
-        raise ValueError(
-            f"one figure of {', '.join(labels)}: they are prices of different things; select one "
-            "with --label"
-        )
-    hour, tokens_per_s = sum(each.hour for each in costs), sum(each.tokens_per_s for each in costs)
-    return Total(labels[0], len(costs), hour, per_million(hour, tokens_per_s * used))
+    return found, without
 
 
 def _lacks(label: Label, notes: Mapping[str, str]) -> str:
@@ -186,7 +141,6 @@ def _cost(
         place=located.place,
         row=row,
         hour=hour,
-        electricity=prices.electricity(row.gpu_count),
         tokens_per_s=tokens_per_s,
         within_slo=within,
         slo=", ".join(
@@ -264,22 +218,19 @@ _RULE: Final = (
 )
 
 
-def as_page(
-    costs: Sequence[Cost], without: Sequence[ExcludedRow], prices: Prices, total: Total | None
-) -> Page:
+def as_page(costs: Sequence[Cost], without: Sequence[ExcludedRow], prices: Prices) -> Page:
     """Returns a table for each label, then the rows without a price."""
     page = Page("What a million tokens cost")
-    page.text(_reserved(prices))
+    page.text(
+        f"reserved: whole hours at {prices.per_hour:g} for each accelerator (or machine); used: "
+        f"{prices.used:.0%} of the hours as in the row"
+    )
     for label, found in by_label(costs):
         page.section(f"{label}: {_OF_LABELS[label]}")
         rows = [[cell(each) for _, cell in _COLUMNS] for each in found]
         page.table([head for head, _ in _COLUMNS], rows, _TEXTS)
     if costs:
         page.text(_RULE)
-    if total is not None:
-        page.section(f"{total.label}, as one figure of {total.rows}")
-        price, hour = number_text(total.output_with_input), number_text(total.hour)
-        page.text(f"1M out, inputs included: {price}; an hour of all: {hour}")
     if without:
         page.section("without a price:")
         page.list(f"{each.place}: {each.why}" for each in without)
@@ -287,24 +238,11 @@ def as_page(
 
 
 def as_document(
-    costs: Sequence[Cost], without: Sequence[ExcludedRow], prices: Prices, total: Total | None
+    costs: Sequence[Cost], without: Sequence[ExcludedRow], prices: Prices
 ) -> dict[str, Any]:
     """Converts costs to JSON values, with the field names of `cost`; rows by their label."""
     return {
         "prices": asdict(prices),
         "costs": {str(label): [asdict(each) for each in found] for label, found in by_label(costs)},
-        "total": None if total is None else asdict(total),
         "unpriced": [asdict(each) for each in without],
     }
-
-
-def _reserved(prices: Prices) -> str:
-    """Says what is paid for, and how much of it works."""
-    parts = [f"reserved: whole hours at {prices.per_hour:g} for each accelerator (or machine)"]
-    if prices.per_kwh:
-        idle = f", {prices.idle_watts:g} W idle" if prices.used < 1 else ""
-        parts.append(f"electricity at {prices.per_kwh:g}/kWh and {prices.watts:g} W{idle}")
-    else:
-        parts.append("electricity included or not counted")
-    parts.append(f"used: {prices.used:.0%} of the hours as in the row")
-    return "; ".join(parts)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.comparison.cost import Cost, Prices, priced, total_of
+from orch_sidecar.tools.facts.comparison.cost import Cost, Prices, priced
 from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of, named_by
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import Label, Row
@@ -67,19 +67,6 @@ class TestHour:
     def test_reserved_hours_are_paid_for_and_used_ones_have_tokens(self) -> None:
         found = cost_of(thousand(SINGLE), Prices(3.6, used=0.1))
         assert (found.hour, found.output_with_input) == pytest.approx((3.6, 10.0))
-
-    def test_electricity_is_of_both_at_their_own_draws(self) -> None:
-        prices = Prices(3.6, per_kwh=0.5, watts=1000.0, idle_watts=100.0, used=0.25)
-        found = cost_of(thousand(SINGLE), prices)
-        assert found.electricity == pytest.approx(0.5 * (0.25 * 1.0 + 0.75 * 0.1))
-        assert found.hour == pytest.approx(3.6 + found.electricity)
-
-    @pytest.mark.parametrize(
-        ("given", "needed"), [({}, "--watts"), ({"watts": 300.0, "used": 0.5}, "--idle-watts")]
-    )
-    def test_power_is_not_guessed(self, given: dict[str, float], needed: str) -> None:
-        with pytest.raises(ValueError, match=needed):
-            Prices(1.0, per_kwh=0.3, **given)
 
 
 class TestSharedMachine:
@@ -165,18 +152,6 @@ class TestInAndOut:
         assert (found.input, found.output, found.split_by) == (None, None, "")
 
 
-class TestOneFigure:
-    def test_total_is_the_hours_together_over_the_tokens_together(self) -> None:
-        rows = located(thousand(OFFLINE), thousand(OFFLINE, gpu_count=3, source_tag="run-2"))
-        costs, _ = priced(rows, PRICES, NO_EVIDENCE.get)
-        assert total_of(costs, PRICES.used).output_with_input == pytest.approx((3.6 + 10.8) / 7.2)
-
-    def test_labels_are_never_one_figure(self) -> None:
-        costs, _ = priced(located(thousand(SINGLE), thousand(OFFLINE)), PRICES, NO_EVIDENCE.get)
-        with pytest.raises(match="one figure of offline, single_stream"):
-            total_of(costs, 1.0)
-
-
 class TestCommand:
     @pytest.fixture
     def table(self, tmp_path: Path) -> Path:
@@ -199,31 +174,14 @@ class TestCommand:
         assert code == 0
 
     def test_json_has_the_costs_by_label(self, run: Run, table: Path) -> None:
-        words = ("--per-hour", "3.6", "--label", "offline", "--total", "--json")
-        _, out, _ = run("cost", table, *words)
+        _, out, _ = run("cost", table, "--per-hour", "3.6", "--json")
         found = json.loads(out)
-        assert list(found["costs"]) == ["offline"]
-        assert found["total"]["output_with_input"] == pytest.approx(1.0)
+        assert list(found["costs"]) == ["single_stream", "batched_online", "offline"]
+        assert found["costs"]["offline"][0]["output_with_input"] == pytest.approx(1.0)
 
-    def test_refuses_one_figure_of_several_labels(self, run: Run, table: Path) -> None:
-        code, out, err = run("cost", table, "--per-hour", "3.6", "--total")
-        assert (code, out) == (1, "")
-        assert "they are prices of different things" in err
-
-    @pytest.mark.parametrize(
-        ("words", "error"),
-        [
-            (("--electricity", "0.30"), "'0.30' must be a price for a kWh, such as 0.30/kWh"),
-            (("--electricity", "0.30/kWh"), "electricity needs --watts"),
-            (("--used", "0"), "'0' must be above 0: unused hours have no tokens"),
-        ],
-    )
-    def test_what_makes_no_price_is_a_usage_error(
-        self, run: Run, table: Path, words: tuple[str, ...], error: str
-    ) -> None:
-        code, _, err = run("cost", table, "--per-hour", "1", *words)
-        assert code == 2
-        assert error in err
+    def test_share_of_no_hour_is_a_usage_error(self, run: Run, table: Path) -> None:
+        code, _, err = run("cost", table, "--per-hour", "1", "--used", "0")
+        assert (code, "'0' must be above 0: unused hours have no tokens" in err) == (2, True)
 
     def test_table_without_a_price_exits_with_1(self, run: Run, tmp_path: Path) -> None:
         append(tmp_path / "t.csv", [fact()])
