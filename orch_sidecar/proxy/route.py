@@ -138,12 +138,12 @@ class Route:
         self, request: Request, call: GenerationCall, tried: Collection[str] | None
     ) -> Placement | Refusal:
         """Chooses a pool. Where none takes the request and one is expected back in time, waits."""
-        record, pools, room = request.record, self._pools, self._room
+        record, pools, room, is_last = request.record, self._pools, self._room, False
         while True:
             if request.cancelled is not None:
                 return request.cancelled
             chosen = pools.choose(call, record.spent_ms(), tried)
-            if not isinstance(chosen, Refusal):
+            if is_last or not isinstance(chosen, Refusal):
                 return chosen
             longest_s = pools.longest_wait_s(call, chosen, record.spent_ms(), len(room))
             if longest_s <= 0 or (request.excluded and self._serves(call, record.spent_ms())):
@@ -151,8 +151,7 @@ class Route:
             if record.queued is None:
                 record.queued, record.queue_position = time.monotonic_ns(), len(room)
                 record.predicted_start_ms = chosen.predicted_start_ms
-            if not await room.wait(request.attempt, longest_s):
-                return request.cancelled or pools.choose(call, record.spent_ms(), tried)
+            is_last = not await room.wait(request.attempt, longest_s)
 
     def _serves(self, call: GenerationCall, spent_ms: float) -> bool:
         """Whether any pool takes a request that leaves some out."""
