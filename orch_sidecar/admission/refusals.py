@@ -97,7 +97,7 @@ def longest_wait(
 
 
 def too_long_a_wait(
-    request: AdmissionRequest, rules: ClassRules, start_ms: float | None
+    request: AdmissionRequest, rules: ClassRules, start_ms: int | None
 ) -> Refusal | None:
     """Returns the refusal of a request that would wait longer than it may; None: it may wait."""
     requested_ms, limit_ms = request.max_wait_ms, 1000 * rules.max_wait_s

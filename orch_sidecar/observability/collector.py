@@ -14,6 +14,7 @@ from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.resolve import NO_TYPE
 from orch_sidecar.observability import gen_ai
+from orch_sidecar.observability.exposition import Number
 from orch_sidecar.observability.families import engine_metrics, pool_metrics
 from orch_sidecar.observability.families.metric_family import (
     Family,
@@ -41,7 +42,7 @@ def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
     A key is labelled by the name of its entry: neither the key nor its digest appears.
     """
 
-    def of_each(number: Callable[[KeyShare], float]) -> Callable[[ScrapedPool], Iterable[Sample]]:
+    def of_each(number: Callable[[KeyShare], Number]) -> Callable[[ScrapedPool], Iterable[Sample]]:
         return lambda at: [
             ([service_class.value, name], number(share))
             for service_class, name, share, _ in at.pool.queues.shares(names)

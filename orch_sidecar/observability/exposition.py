@@ -17,6 +17,10 @@ from prometheus_client.utils import floatToGoString
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
+# A compiled module makes a float of an integer that is only known as a `float`: a count would be
+# shown as 5.0, or as 1.2e+06.
+Number = int | float
+
 END: Final = b"# EOF\n"  # of OpenMetrics
 
 GAUGE, COUNTER, HISTOGRAM, INFO = "gauge", "counter", "histogram", "info"
@@ -52,7 +56,7 @@ def sample_name(name: str, kind: str) -> str:
     return name + _SUFFIXES.get(kind, "")
 
 
-def number(value: float) -> str:
+def number(value: Number) -> str:
     """Returns a number as both formats have it."""
     return str(value) if type(value) is int else _number(value)
 

@@ -6,9 +6,11 @@ Counters are those of the engine since its start: they are reset to 0 when it re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import fsum
 from typing import Final
 
 from orch_sidecar.engine_state import report
+from orch_sidecar.observability.exposition import Number
 from orch_sidecar.observability.families.metric_family import (
     Family,
     HistogramFamily,
@@ -38,13 +40,13 @@ def _step_time(at: ScrapedPool) -> Iterable[Sample]:
         yield ["traffic"], fit.traffic
 
 
-def _prompt_tokens(at: ScrapedPool) -> float | None:
-    prefill: Mapping[str, float] = at.document.get("prefill", {})
+def _prompt_tokens(at: ScrapedPool) -> Number | None:
+    prefill: Mapping[str, Number] = at.document.get("prefill", {})
     return prefill.get("tokens")
 
 
-def _prefix_cache(at: ScrapedPool) -> Mapping[str, float]:
-    found: Mapping[str, float] = at.document.get("prefix_cache") or {}
+def _prefix_cache(at: ScrapedPool) -> Mapping[str, Number]:
+    found: Mapping[str, Number] = at.document.get("prefix_cache") or {}
     return found
 
 
@@ -55,7 +57,7 @@ def _age_s(at: ScrapedPool) -> float | None:
 
 def _decode_seconds(at: ScrapedPool) -> float | None:
     steps = report.decode_steps_of(at.document)
-    return None if steps is None else sum(seconds for _, _, seconds in steps)
+    return None if steps is None else fsum(seconds for _, _, seconds in steps)
 
 
 def _batch_sizes(at: ScrapedPool) -> Iterable[tuple[Mapping[str, str], Histogram]]:

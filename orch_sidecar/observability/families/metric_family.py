@@ -16,12 +16,12 @@ from typing import NamedTuple
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.engine_state.document import Document
 from orch_sidecar.observability import exposition
-from orch_sidecar.observability.exposition import escaped
+from orch_sidecar.observability.exposition import Number, escaped
 from orch_sidecar.observability.histogram import Histogram
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.status import PoolStatus
 
-Sample = tuple[Sequence[str], float | None]
+Sample = tuple[Sequence[str], Number | None]
 
 
 class ScrapedPool(NamedTuple):
@@ -122,7 +122,7 @@ PoolFamily = Family | HistogramFamily
 
 
 def per_pool(
-    number: Callable[[ScrapedPool], float | None],
+    number: Callable[[ScrapedPool], Number | None],
 ) -> Callable[[ScrapedPool], Iterable[Sample]]:
     """Makes the `samples` of a family with one sample for each pool."""
     return lambda at: [((), number(at))]

@@ -11,6 +11,7 @@ from typing import Final
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.engine_state.states import PoolState
+from orch_sidecar.observability.exposition import Number
 from orch_sidecar.observability.families.metric_family import Family, Sample, ScrapedPool, per_pool
 from orch_sidecar.observability.record import CANCELLED
 from orch_sidecar.pools.placement.routing import PrefixUse
@@ -24,8 +25,8 @@ def _info(at: ScrapedPool) -> Iterable[Sample]:
 
 
 def _stats(name: str) -> Callable[[ScrapedPool], Iterable[Sample]]:
-    def number(at: ScrapedPool) -> float | None:
-        value: float | None = getattr(at.status.batching, name)
+    def number(at: ScrapedPool) -> Number | None:
+        value: Number | None = getattr(at.status.batching, name)
         return value
 
     assert name in BatchingStats.__dataclass_fields__
@@ -44,7 +45,7 @@ def _admissions(at: ScrapedPool) -> Iterable[Sample]:
 
 
 def _by_class(
-    number: Callable[[ClassStatus], float],
+    number: Callable[[ClassStatus], Number],
 ) -> Callable[[ScrapedPool], Iterable[Sample]]:
     return lambda at: [
         ([each.value], number(at.admission.of(each))) for each in at.admission.classes
