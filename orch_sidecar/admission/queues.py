@@ -95,8 +95,8 @@ class Queues:
             return ahead
         urgent = [each for each in ServiceClass if each.rank < rank]
         return WorkAhead(
-            ahead.requests + sum(self.size(each) for each in urgent),
-            ahead.sequences + sum(self.cost(each) for each in urgent),
+            sum(self.size(each) for each in urgent) + ahead.requests,
+            sum(self.cost(each) for each in urgent) + ahead.sequences,
             ahead.tokens,
         )
 

@@ -98,7 +98,7 @@ def _read_any(text: bytes) -> Counts:
             continue  # such as null
         fields = usage[1]
         if input_tokens is None and (count := _INPUT.search(fields)) is not None:
-            input_tokens = int(count[1]) + sum(map(int, _APART.findall(fields)))
+            input_tokens = sum(map(int, _APART.findall(fields))) + int(count[1])
             cached = _count(_CACHE_READ, fields)
         if output_tokens is None and (count := _OUTPUT.search(fields)) is not None:
             output_tokens, reasoning = int(count[1]), _count(_REASONING, fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import fsum
 from typing import Any
 
 from orch_sidecar.admission.controller import AdmissionController
@@ -82,7 +83,7 @@ class PoolStatus:
         decoded = report.decode_steps_of(self.document) or []
         steps = sum(count for _, count, _ in decoded)
         sequences = sum(batch * count for batch, count, _ in decoded)
-        seconds = sum(time_s for _, _, time_s in decoded)
+        seconds = fsum(time_s for _, _, time_s in decoded)
         return BatchingStats(
             total_batches=steps,
             total_requests=admission.granted,

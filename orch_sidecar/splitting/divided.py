@@ -123,7 +123,7 @@ class DividedRequest:
         """How often engines have sent something. While a part waits for slots, that is progress."""
         if any(each.is_waiting for each in self._running):
             self._looks += 1
-        return self._looks + sum(each.reads for each in self._running)
+        return sum(each.reads for each in self._running) + self._looks
 
     def pause(self) -> None:
         for each in self._running:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import ceil, inf
+from math import ceil, fsum, inf
 from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.constraint import POLL_S, Ahead, Constraint, Occupancy
@@ -185,7 +185,7 @@ class KvBudget(Constraint):
                 ledger.grants,
                 [at_s for at_s, _, _ in found],
                 list(accumulate(blocks for _, blocks, _ in found)),
-                sum(per_s for _, _, per_s in found) or 1e-3,
+                fsum(per_s for _, _, per_s in found) or 1e-3,
             )
         return ends
 

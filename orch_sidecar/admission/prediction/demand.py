@@ -12,7 +12,7 @@ what completed requests took per expected token, so that wrong expectations corr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, fsum, sqrt
 from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest
@@ -173,11 +173,11 @@ class Demand:
     def _compute_fair_part(self) -> float:
         """Computes the part of the demand that is left if no key counts for more than its weight's
         share of the slots: one key must not displace the bulk requests of all."""
-        asked = sum(entry.slow_mean for entry in self._keys.values())
+        asked = fsum(entry.slow_mean for entry in self._keys.values())
         if len(self._keys) < 2 or not asked:
             return 1.0
-        weights = sum(entry.weight for entry in self._keys.values())
-        counted = sum(
+        weights = fsum(entry.weight for entry in self._keys.values())
+        counted = fsum(
             min(entry.slow_mean, self.slots_total * entry.weight / weights)
             for entry in self._keys.values()
         )

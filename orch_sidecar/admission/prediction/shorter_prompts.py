@@ -13,6 +13,7 @@ keys share that time by weight: another key's prompts count only up to what this
 from __future__ import annotations
 
 from collections import deque
+from math import fsum
 from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest
@@ -66,6 +67,4 @@ class ShorterPrompts:
                 asked += tokens
                 shorter += tokens if tokens < own else 0
         level = asked / request.weight
-        # Begins with a float: to an integer, a compiled module would add nothing but integers.
-        before = sum((min(total, weights[of] * level) for of, total in others.items()), 0.0)
-        return shorter + before
+        return shorter + fsum(min(total, weights[of] * level) for of, total in others.items())

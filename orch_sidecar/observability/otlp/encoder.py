@@ -360,7 +360,7 @@ def request_encoder(
     url = sized(_SCHEMA_URL, schema_url.encode()) if schema_url else b""
 
     def request(traces: Sequence[bytes]) -> bytes:
-        size = len(of_scope) + sum(map(len, traces))
+        size = sum(map(len, traces)) + len(of_scope)
         scope_spans = b"\x12" + varint(size) + of_scope
         size += len(scope_spans) - len(of_scope) + len(of_resource) + len(url)
         return b"".join([FIRST, varint(size), of_resource, scope_spans, *traces, url])

@@ -18,6 +18,7 @@ from tests.compiled import ROOT, settings
 COMPILED = modules(ROOT, **settings())
 # Leaving them waits for nothing.
 IMMEDIATE = ("asyncio.timeout(", "self._outline_lock")
+LOOKING_AT_A_TYPE = ("isinstance", "repr", "str", "type")
 
 
 def waits_that_show_an_exception(tree: ast.AST) -> Iterator[int]:
@@ -32,6 +33,37 @@ def waits_that_show_an_exception(tree: ast.AST) -> Iterator[int]:
             entered = [ast.unparse(item.context_expr) for item in node.items]
             if not all(each.startswith(IMMEDIATE) for each in entered):
                 yield node.lineno
+
+
+def floats_that_may_be_integers(tree: ast.AST) -> Iterator[int]:
+    """The lines that show what is annotated as a `float`, or ask for its type: interpreted, it may
+    be an integer. A compiled function makes a float of it, and shows 3 as 3.0."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        floats = {
+            node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
+            for node in ast.walk(function)
+            if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None
+            if ast.unparse(node.annotation) in ("float", "float | None")
+        }
+        for node in ast.walk(function):
+            shown: list[ast.expr] = []
+            if isinstance(node, ast.FormattedValue) and node.format_spec is None:
+                shown = [node.value]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in LOOKING_AT_A_TYPE:
+                shown = node.args[:1]
+            yield from (each.lineno for each in shown if ast.unparse(each) in floats)
+
+
+def sums_on_the_right(tree: ast.AST) -> Iterator[int]:
+    """The lines in which an operator has a sum on its right. Beside an integer mypy takes it for
+    one of integers, also of floats, of which the compiled module then raises a TypeError."""
+    for node in ast.walk(tree):
+        right = [node.right] if isinstance(node, ast.BinOp) else getattr(node, "comparators", [])
+        for each in right:
+            if isinstance(each, ast.Call) and ast.unparse(each.func) == "sum":
+                yield each.lineno
 
 
 @pytest.mark.parametrize("module", COMPILED)
@@ -52,6 +84,30 @@ async def f():
         await g()
 """
     assert list(waits_that_show_an_exception(ast.parse(text))) == [6, 7]
+
+
+@pytest.mark.parametrize("module", COMPILED)
+def test_numbers_are_the_same_in_a_compiled_module(module: str) -> None:
+    tree = ast.parse((ROOT / module).read_text())
+    assert [*floats_that_may_be_integers(tree), *sums_on_the_right(tree)] == []
+
+
+def test_numbers_that_would_differ_are_found() -> None:
+    text = """
+def f(a: float, b: float | None, c: int | float, d: list[float]) -> None:
+    e: float = g()
+    f"{a:g} {c} {d} {g(a)}"
+    f"{a}"
+    print(b, str(b))
+    type(c) is int or type(e) is int
+    isinstance(a, int)
+    1 + sum(d)
+    sum(d) + a > 1
+    1 < sum(d)
+"""
+    tree = ast.parse(text)
+    assert sorted(floats_that_may_be_integers(tree)) == [5, 6, 7, 8]
+    assert list(sums_on_the_right(tree)) == [9, 11]
 
 
 def test_way_of_a_request_is_compiled_without_what_is_named_as_interpreted() -> None:
