@@ -1,8 +1,9 @@
 """`python -m tests.compiled [ARGUMENT...]`: the integration tests on compiled modules.
 
 Compiles what the wheel of `make compiled` has compiled, puts it beside the sources in a copy of the
-tree, and runs pytest there with the arguments, by default those of `make test-integration`. It also
-compares what the simulator decides with the decisions of the interpreted modules.
+tree, and runs pytest there with the arguments, by default those of `make test-integration`. Before,
+it compares what is decided of simulated traffic and of random events with the decisions of the
+interpreted modules.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ COPIED: Final = ("orch_sidecar", "vllm_plugin", "profiles", "k8s", "docs", "test
 ARGUMENTS: Final = ("-q", "-m", "not long and not engine", "tests/integration")
 WARNING: Final = "ignore:the (type, exc, tb) signature of throw() is deprecated:DeprecationWarning"
 """How mypyc (2.4.1) throws what cancels a task; from Python 3.12 on, each time a warning."""
-SIMULATED: Final = ("simulate", "--seconds", "120", "--seed", "7", "--json")
+DECIDING: Final = (
+    "orch_sidecar simulate --json --seconds 120 --seed 7",
+    "orch_sidecar simulate --json --seconds 60 --seed 8 --load 1.5 --slo-ms 150 --prompt 2000",
+    "orch_sidecar simulate --json --seconds 120 --seed 9 --kv-tokens 20000 --bulk-clients 40",
+    "orch_sidecar simulate --json --seconds 120 --seed 10 --profile offline",
+    f"tests.orch_sidecar.admission.random_log {' '.join(map(str, range(30)))}",
+)
+"""Programs that print decisions."""
 
 
 def settings() -> dict[str, list[str]]:
@@ -44,9 +52,9 @@ def copied(tree: Path) -> Path:
     return tree
 
 
-def simulated(tree: Path) -> bytes:
-    """Returns what the simulator prints with the modules of a tree."""
-    command = [sys.executable, "-m", "orch_sidecar", *SIMULATED]
+def decisions(tree: Path, program: str) -> bytes:
+    """Returns what a program prints with the modules of a tree."""
+    command = [sys.executable, "-m", *program.split()]
     environ = os.environ | {"PYTHONPATH": str(tree)}
     return subprocess.run(command, cwd=tree, env=environ, capture_output=True, check=True).stdout
 
@@ -54,10 +62,11 @@ def simulated(tree: Path) -> bytes:
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tree = copied(Path(folder))
-        if simulated(tree) != simulated(ROOT):
-            print("the compiled modules decide otherwise than the interpreted ones")
-            return 1
-        print("the simulator decides alike on compiled and on interpreted modules", flush=True)
+        for program in DECIDING:
+            if decisions(tree, program) != decisions(ROOT, program):
+                print(f"the compiled modules decide otherwise than the interpreted ones: {program}")
+                return 1
+        print("compiled and interpreted modules decide alike", flush=True)
         command = [sys.executable, "-m", "pytest", "-W", WARNING, *(sys.argv[1:] or ARGUMENTS)]
         environ = os.environ | {"PYTHONPATH": str(tree)}
         return subprocess.run(command, cwd=tree, env=environ, check=False).returncode
