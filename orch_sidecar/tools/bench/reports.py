@@ -139,7 +139,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _read(path: Path) -> Any:
     """Returns a result. Raises OSError and ValueError."""
     try:
-        document = parse_json(path.read_bytes())
+        document = parse_json(path.read_bytes(), "")
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error}): {_RULE}") from error
     named = document if isinstance(document, dict) else {}

@@ -38,9 +38,6 @@ def row_of(result: Result) -> Row:
     if missing:
         raise NoFact("; ".join(missing))
     recorded = RecordedRun.model_validate(result.model_dump(mode="json", exclude=_UNUSED))
-    outcomes = recorded.outcomes
-    if result.goodput is not None:
-        outcomes["goodput_share"] = result.goodput.share
     return recorded.measured(
         engine=Engine(
             format_engine(str(engine.engine), engine.engine_version),
@@ -50,7 +47,6 @@ def row_of(result: Result) -> Row:
         ),
         source_tag=f"orch-bench:{result.id}",
         batches=None if result.status is Status.UNVERIFIED else result.batches,
-        outcomes=outcomes,
         settings=_settings(result),
         given=engine.given,
     ).row()

@@ -127,7 +127,7 @@ def _cost(
     tokens_per_s = row.throughput_tokens_per_sec * (1.0 if within is None else within)
     hour = prices.hour(row.gpu_count)
     # By sound evidence of this row; who signed it is left to `orch facts verify`.
-    found = verify_row(located, evidence, {})
+    found = verify_row(row, evidence, {})
     proof = None if found.verdict is Verdict.FAILED else found.proof
     engine = None if proof is None else proof.states
     share, split_by = _input_share(row, notes, engine)

@@ -10,15 +10,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
-from pydantic import AliasPath, Field, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from orch_sidecar.tools.facts.tables.table import UnreadableFile, decoded
 
 # Those of 64 bits. An integer of more is no count, and may be too large for a float.
 _MOST_DIGITS: Final = 20
 _SHOWN_CHARACTERS: Final = 60
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def at(path: str, **more: Any) -> Any:
@@ -52,17 +53,23 @@ def first_problem(error: ValidationError) -> Problem:
     return Problem(place, wrong["input"], rule, wrong["type"] == "missing")
 
 
-def parse_content(payload: bytes, kind: str) -> dict[str, Any]:
-    """Returns an object whose `type` is `kind`. Raises ValueError."""
-    content = parse_json(payload)
-    if not isinstance(content, dict) or content.get("type") != kind:
-        raise ValueError(f"its type must be {kind}")
-    return content
+def parsed_as(model: type[_Model], document: object, what: str) -> _Model:
+    """Returns what a model has of a document. Raises ValueError, which begins with `what`."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise ValueError(f"{what}{first_problem(error)}") from None
 
 
-def parse_json(payload: bytes) -> Any:
-    """Returns what every reader of this JSON reads: no name is there twice. Raises ValueError."""
-    return _parsed(_STRICT.decode, payload.decode())
+def parse_json(payload: bytes, what: str) -> Any:
+    """Returns what every reader of this JSON reads: no name is there twice.
+
+    Raises ValueError, which begins with `what`.
+    """
+    try:
+        return _parsed(_STRICT.decode, payload.decode())
+    except ValueError as error:
+        raise ValueError(f"{what}{error}") from None
 
 
 def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:

@@ -68,14 +68,14 @@ class CompletedRequest:
         longest = self.longest_output_tokens
         return self.output_tokens if longest is None else longest
 
-    def meets(self, bounds_ms: Mapping[str, float], slack_s: float = 0.0) -> bool:
+    def meets(self, bounds_ms: Mapping[str, float]) -> bool:
         """Returns whether it met all bounds, by the names of the times; without a known first token
-        it misses a TTFT. `slack_s`: by so much each time may be less than it is."""
+        it misses a TTFT."""
         for name, bound_ms in bounds_ms.items():
             each_s = self.times_s[name]
             if each_s is None and name == "tpot" and self.sequence_tokens < 2:
                 continue  # an answer of one token has no TPOT
-            if each_s is None or 1000 * (each_s - slack_s) > bound_ms:
+            if each_s is None or 1000 * each_s > bound_ms:
                 return False
         return True
 

@@ -186,15 +186,10 @@ class RecordedRun(BaseModel):
         if self.of_class is not self.calls:
             notes[names.LATENCY_OF] = ServiceClass.INTERACTIVE.value
         if self.slo_ms:
-            notes[names.GOODPUT_SHARE] = self.goodput_share()
+            served = [call.served for call in self.of_class]
+            met = [each is not None and each.meets(self.slo_ms) for each in served]
+            notes[names.GOODPUT_SHARE] = round(sum(met) / max(1, len(met)), 4)
         return notes
-
-    def goodput_share(self, slack_s: float = 0.0) -> float:
-        """Returns the share of the requests that met the SLO. `slack_s`: by so much each time may
-        be less than it is."""
-        met = [call.served is not None and call.served.meets(self.slo_ms, slack_s)
-               for call in self.of_class]  # fmt: skip
-        return round(sum(met) / max(1, len(met)), 4)
 
     @property
     def _doubts(self) -> Notes:

@@ -11,19 +11,15 @@ import re
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
+from orch_sidecar.tools.facts.labels.documents import parse_json, parsed_as
 from orch_sidecar.tools.facts.tables.notes import EVIDENCE
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import row_fields
 
 SUFFIX: Final = ".json"
 _NOTE: Final = re.compile(rf"; {EVIDENCE}=sha256:([0-9a-f]{{64}})\Z")
-
-
-class Unsound(Exception):
-    """The evidence does not hold; the message gives the reason."""
 
 
 class _Part(BaseModel):
@@ -73,17 +69,14 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def named_by(notes: str) -> tuple[str, str | None]:
-    """Splits a row's notes into those without the evidence, and its digest; None without one."""
-    found = _NOTE.search(notes)
-    return (notes, None) if found is None else (notes[: found.start()], found[1])
+def named_by(row: Row) -> tuple[Row, str | None]:
+    """Returns a row without its note of the evidence, and the digest in that; None without one."""
+    found = _NOTE.search(row.scenario_notes)
+    if found is None:
+        return row, None
+    return replace(row, scenario_notes=row.scenario_notes[: found.start()]), found[1]
 
 
 def parse_evidence(content: bytes) -> EvidenceFile:
-    """Parses a file. Raises Unsound."""
-    try:
-        return EvidenceFile.model_validate(parse_json(content))
-    except ValidationError as error:
-        raise Unsound(str(first_problem(error))) from None
-    except ValueError as error:
-        raise Unsound(f"the file: {error}") from None
+    """Parses a file. Raises ValueError."""
+    return parsed_as(EvidenceFile, parse_json(content, "the file: "), "the file: ")

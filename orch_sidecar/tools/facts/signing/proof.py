@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from orch_sidecar.tools.facts.labels.documents import at, first_problem, parse_content
+from orch_sidecar.tools.facts.labels.documents import at, parse_json, parsed_as
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.labels.thresholds import CLOCKS_AGREE_S, LAST_STEP_TOKENS
-from orch_sidecar.tools.facts.signing.evidence_file import Signed, Unsound
+from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from vllm_plugin.contracts import dsse
-from vllm_plugin.contracts.dsse import Envelope, InvalidEnvelope, from_base64, parse_envelope
+from vllm_plugin.contracts.dsse import Envelope, from_base64, parse_envelope
 from vllm_plugin.contracts.statement import (
     CERTIFICATE_TYPE,
     HASH,
@@ -36,7 +36,7 @@ from vllm_plugin.contracts.statement import (
 
 def _hash(text: object) -> bytes:
     if not isinstance(text, str) or HASH.fullmatch(text) is None:
-        raise Unsound(f"{text!r:.80} is not a SHA-256 in hexadecimal")
+        raise ValueError(f"{text!r:.80} is not a SHA-256 in hexadecimal")
     return bytes.fromhex(text)
 
 
@@ -176,17 +176,14 @@ class Proof:
 
 
 def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
-    """Returns what the engine stated. Raises Unsound."""
-    try:
-        public = from_base64("public_key", signed.public_key)
-        before = _statement("the statement before", signed.before, public)
-        after = _statement("the statement after", signed.after, public)
-        signer = _signer(signed, public, (before, after), trusted)
-    except InvalidEnvelope as error:
-        raise Unsound(str(error)) from None
+    """Returns what the engine stated. Raises ValueError where that does not hold."""
+    public = from_base64("public_key", signed.public_key)
+    before = _statement("the statement before", signed.before, public)
+    after = _statement("the statement after", signed.after, public)
+    signer = _signer(signed, public, (before, after), trusted)
     for which, each in (("before", before), ("after", after)):
         if (each.run, each.nonce) != (signed.run, signed.nonce):
-            raise Unsound(f"the statement {which} is of another run, or has another nonce")
+            raise ValueError(f"the statement {which} is of another run, or has another nonce")
     _check_chain(before, after, signed.between)
     proof = Proof(before, after, _leaves(before, after, signed.leaves), signer)
     _check_clocks(proof)
@@ -203,23 +200,22 @@ def _verified(
 
     parsed = parse_envelope(envelope, kind)
     if parsed.key_id != key_id(public):
-        raise Unsound(f"{what} is signed by the key {parsed.key_id}, not by {key_id(public)}")
+        raise ValueError(f"{what} is signed by the key {parsed.key_id}, not by {key_id(public)}")
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(parsed.signature, parsed.pae)
-        stated = parse_content(parsed.payload, kind)
-        return content.model_validate({**stated, "digest": statement_digest(parsed.payload)})
     except InvalidSignature:
-        raise Unsound(f"{what}: the signature does not match its bytes") from None
-    except ValidationError as error:
-        raise Unsound(f"{what} lacks what evidence needs: {first_problem(error)}") from None
-    except ValueError as error:
-        raise Unsound(f"{what}: its content is not sound: {error}") from None
+        raise ValueError(f"{what}: the signature does not match its bytes") from None
+    stated = parse_json(parsed.payload, f"{what}: ")
+    if not isinstance(stated, dict) or stated.get("type") != kind:
+        raise ValueError(f"{what}: its type must be {kind}")
+    stated["digest"] = statement_digest(parsed.payload)
+    return parsed_as(content, stated, f"{what} lacks what evidence needs: ")
 
 
 def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
     found = _verified(what, envelope, STATEMENT_TYPE, public, Statement)
     if found.key_id != key_id(public) or found.snapshot.epoch != found.epoch:
-        raise Unsound(f"{what} names another key or epoch than its own")
+        raise ValueError(f"{what} names another key or epoch than its own")
     return found
 
 
@@ -236,24 +232,24 @@ def _signer(
         "the certificate", signed.certificate, CERTIFICATE_TYPE, issuer.public, Certificate
     )
     if found.public_key != dsse.to_base64(public):
-        raise Unsound("the certificate is of another key than that of the statements")
+        raise ValueError("the certificate is of another key than that of the statements")
     if not issuer.is_valid_at(found.not_before_s):
-        raise Unsound(f"the certificate was issued when the key {issuer.name} was not valid")
+        raise ValueError(f"the certificate was issued when the key {issuer.name} was not valid")
     for each in statements:
         if found.epoch != each.epoch:
-            raise Unsound("the certificate is of another epoch than the statements")
+            raise ValueError("the certificate is of another epoch than the statements")
         if not found.not_before_s <= each.wall_s <= found.not_after_s:
-            raise Unsound("the certificate was not valid at the time of the statements")
+            raise ValueError("the certificate was not valid at the time of the statements")
         if not issuer.is_valid_at(each.wall_s):
-            raise Unsound(f"the key {issuer.name} was not valid at the time of the statements")
+            raise ValueError(f"the key {issuer.name} was not valid at the time of the statements")
     return issuer.name
 
 
 def _check_chain(before: Statement, after: Statement, between: Sequence[str]) -> None:
     if before.epoch != after.epoch:
-        raise Unsound("the statements are of two epochs: the engine was restarted")
+        raise ValueError("the statements are of two epochs: the engine was restarted")
     if after.sequence != before.sequence + len(between) + 1:
-        raise Unsound(
+        raise ValueError(
             f"statement {after.sequence} does not follow statement {before.sequence} with "
             f"{len(between)} between them"
         )
@@ -261,35 +257,32 @@ def _check_chain(before: Statement, after: Statement, between: Sequence[str]) ->
     for each in between:
         head = next_head(head, _hash(each))
     if head != after.previous:
-        raise Unsound("the chain of statements is broken: the second does not follow the first")
+        raise ValueError("the chain of statements is broken: the second does not follow the first")
 
 
 def _leaves(before: Statement, after: Statement, lines: Sequence[str]) -> tuple[Leaf, ...]:
     if before.finished + len(lines) != after.finished:
-        raise Unsound(
+        raise ValueError(
             f"{len(lines)} finished sequences are listed, the statements count "
             f"{after.finished - before.finished}"
         )
     if not lines:
-        raise Unsound("no sequence finished between the statements")
+        raise ValueError("no sequence finished between the statements")
     head = before.finished_head
     found = []
     for number, line in enumerate(lines, before.finished + 1):
         head = next_head(head, line.encode())
-        try:
-            found.append(parse_leaf(line))
-        except ValueError as error:
-            raise Unsound(str(error)) from None
+        found.append(parse_leaf(line))
         if found[-1].number != number:
-            raise Unsound(f"the finished sequence {found[-1].number} must be number {number}")
+            raise ValueError(f"the finished sequence {found[-1].number} must be number {number}")
     if head != after.finished_head:
-        raise Unsound("the chain of finished sequences is broken: one was changed or left out")
+        raise ValueError("the chain of finished sequences is broken: one was changed or left out")
     return tuple(found)
 
 
 def _check_clocks(proof: Proof) -> None:
     if proof.between_s <= 0 or proof.adjusted_s > CLOCKS_AGREE_S:
-        raise Unsound(
+        raise ValueError(
             f"between the statements lie {proof.between_s:.3f} s by the monotonic clock, and the "
             f"wall clock differs by {proof.adjusted_s:.3f} s: the clock was set"
         )
@@ -297,13 +290,13 @@ def _check_clocks(proof: Proof) -> None:
     last_s = proof.after.wall_s + CLOCKS_AGREE_S
     for leaf in proof.leaves:
         if not first_s <= leaf.arrived_s <= leaf.ended_s <= last_s:
-            raise Unsound(f"the finished sequence {leaf.number} lies outside of the statements")
+            raise ValueError(f"the finished sequence {leaf.number} lies outside of the statements")
     if proof.window_s <= 0:
-        raise Unsound("the finished sequences took no time")
+        raise ValueError("the finished sequences took no time")
 
 
 def _check_digests(before: Statement, after: Statement) -> None:
     for name, digest in after.digests.items():
         earlier = before.digests.get(name, {}).get("sha256")
         if earlier is not None and earlier != digest.get("sha256"):
-            raise Unsound(f"the digest of the {name} changed between the statements")
+            raise ValueError(f"the digest of the {name} changed between the statements")

@@ -38,7 +38,6 @@ _DECIMALS: Final = {
     **{names.GOODPUT_SHARE: 1e-4, "throughput_tokens_per_sec": 1e-4},
 }
 _ABSENT: Final = "absent"
-_GOODPUT: Final = f"the note {names.GOODPUT_SHARE}"
 # Rows of earlier releases do not note the SLO.
 _OPTIONAL: Final = [f"the note {name}" for name in names.SLOS]
 
@@ -63,7 +62,7 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     return [
         *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
         *_other_model(run, proof),
-        *_differences(row, anew, run, rebuilt.totals.window_s),
+        *_differences(row, anew, rebuilt.totals.window_s),
         *_left_out(run),
         *_by_the_engine(rebuilt.totals, proof),
         *impossible_times(run, proof),
@@ -104,18 +103,14 @@ def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
     )
 
 
-def _differences(row: Row, anew: Row, run: RecordedRun, window_s: float) -> Iterator[str]:
+def _differences(row: Row, anew: Row, window_s: float) -> Iterator[str]:
     """Yields the columns and notes that are not what the evidence gives."""
     stated, given = _stated(row), _stated(anew)
     for name in {**given, **stated}:
         there, here = stated.get(name, _ABSENT), given.get(name, _ABSENT)
         if name in _OPTIONAL and there == _ABSENT:
             continue
-        least, most = here, here
-        if name == _GOODPUT and _ABSENT not in (there, here):
-            # A request at a bound may be on either side of it.
-            least, most = (str(run.goodput_share(slack_s)) for slack_s in (-_TIME_S, _TIME_S))
-        if there != here and not _rounded(name, there, (least, most), window_s):
+        if there != here and not _rounded(name, there, here, window_s):
             yield f"{name} is {there}, the evidence gives {here}"
 
 
@@ -126,14 +121,13 @@ def _stated(row: Row) -> dict[str, str]:
     return columns | {f"the note {name}": text for name, text in notes.items()}
 
 
-def _rounded(name: str, stated: str, values: tuple[str, str], window_s: float) -> bool:
-    """Returns whether a number with few digits is from one of two values to the other."""
+def _rounded(name: str, stated: str, value: str, window_s: float) -> bool:
+    """Returns whether both are one number, of which more is known than it has digits."""
     decimals = next((least for end, least in _DECIMALS.items() if name.endswith(end)), None)
-    if decimals is None or _ABSENT in (stated, *values):
+    if decimals is None or _ABSENT in (stated, value):
         return False
-    least, most = map(float, values)
-    slack = decimals + (_DIGITS + _TIME_S / window_s) * most
-    return least - slack <= float(stated) <= most + slack
+    slack = decimals + (_DIGITS + _TIME_S / window_s) * float(value)
+    return abs(float(stated) - float(value)) <= slack
 
 
 def _left_out(run: RecordedRun) -> Iterator[str]:

@@ -12,20 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
 
-from pydantic import ValidationError
-
-from orch_sidecar.tools.facts.labels.documents import first_problem
+from orch_sidecar.tools.facts.labels.documents import parsed_as
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
-from orch_sidecar.tools.facts.signing.evidence_file import (
-    EvidenceFile,
-    Unsound,
-    digest,
-    named_by,
-    parse_evidence,
-)
+from orch_sidecar.tools.facts.signing.evidence_file import digest, named_by, parse_evidence
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
 from orch_sidecar.tools.facts.signing.recompute import client_measured, contradictions
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
@@ -33,8 +24,6 @@ from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row
 from orch_sidecar.tools.facts.tables.notes import LOADED
 from orch_sidecar.tools.facts.tables.row import COLUMNS, TRACES, Row
 from orch_sidecar.tools.facts.tables.table import Record
-
-_NOTES: Final = COLUMNS.index("scenario_notes")
 
 
 class Verdict(StrEnum):
@@ -94,7 +83,7 @@ def verify_table(
     digest, None if there is none. `now_s`: the checker's clock; nothing was signed after it."""
     verdicts: list[tuple[LocatedRow, Verified]] = []
     for located in rows:
-        verdict = verify_row(located, read, trusted, now_s)
+        verdict = verify_row(located.row, read, trusted, now_s)
         for earlier, other in verdicts:
             if (repeated := verdict.repeats(other)) is not None:
                 reason = f"it has {repeated} of {earlier.place}: one run makes one row"
@@ -105,23 +94,21 @@ def verify_table(
 
 
 def verify_row(
-    located: LocatedRow,
+    row: Row,
     read: Callable[[str], bytes | None],
     trusted: TrustedKeys,
     now_s: float = math.inf,
 ) -> Verified:
     """Returns the verdict on a row, by the evidence that it names."""
-    notes, name = named_by(located.row.scenario_notes)
+    without, name = named_by(row)
     if name is None:
-        if located.row.source_tag.startswith(TRACES):
+        if row.source_tag.startswith(TRACES):
             reason = "made of traces, which have no nonce and no signed statement"
             return Verified(Verdict.NOT_FRESH, (reason,))
         return Verified(Verdict.UNVERIFIED, ("the row has no evidence",))
     content = read(name)
     if content is None:
         return Verified(Verdict.FAILED, (f"{name}.json is not beside the table",), name)
-    fields = located.record.fields
-    without = [*fields[:_NOTES], notes, *fields[_NOTES + 1 :]]
     return verify_evidence(name, content, trusted, without, now_s)
 
 
@@ -129,35 +116,35 @@ def verify_evidence(
     name: str,
     content: bytes,
     trusted: TrustedKeys,
-    row: Sequence[str] | None = None,
+    row: Row | None = None,
     now_s: float = math.inf,
 ) -> Verified:
     """Returns the verdict on an evidence file of that name, without its suffix.
 
-    `row`: the fields of the row that names it, without its note; None for those in the file.
+    `row`: the one that names it, without its note; None for the one in the file.
     """
     try:
         if digest(content) != name:
-            raise Unsound(f"the SHA-256 of the file is {digest(content)}, its name is {name:.80}")
+            raise ValueError(
+                f"the SHA-256 of the file is {digest(content)}, its name is {name:.80}"
+            )
         evidence = parse_evidence(content)
-        stated = evidence.client_measured.row
-        if row is not None and list(row) != stated:
-            raise Unsound(_differs(row, stated))
+        stated = parse_row(Record("evidence", 1, tuple(evidence.client_measured.row)))
+        if not isinstance(stated, Row):
+            raise ValueError(f"the row in the evidence is not valid: {stated[0].text}")
+        _check_same(row or stated, stated)
         proof = prove(evidence.signed, trusted)
-        return _judged(name, evidence, proof, _row(stated), now_s)
-    except Unsound as error:
+        run = parsed_as(RecordedRun, evidence.client_measured.result, "the client's result: ")
+        return _judged(name, proof, stated, run, now_s)
+    except ValueError as error:
         return Verified(Verdict.FAILED, (str(error),), name)
 
 
-def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row, now_s: float) -> Verified:
-    try:
-        run = RecordedRun.model_validate(evidence.client_measured.result)
-    except ValidationError as error:
-        raise Unsound(f"the client's result: {first_problem(error)}") from None
+def _judged(name: str, proof: Proof, row: Row, run: RecordedRun, now_s: float) -> Verified:
     doubts: dict[Verdict, Sequence[str]] = {
         Verdict.FAILED: contradictions(row, run, proof) or _of_the_future(proof, now_s),
         Verdict.SIGNER_UNKNOWN: () if proof.signer else ("no trusted key certified the engine's",),
-        Verdict.NOT_FRESH: () if evidence.signed.nonce else ("the statements have no nonce",),
+        Verdict.NOT_FRESH: () if proof.before.nonce else ("the statements have no nonce",),
         Verdict.UNVERIFIED: _unknown_model(proof),
     }
     verdict = next((each for each, reasons in doubts.items() if reasons), Verdict.VERIFIED)
@@ -185,15 +172,9 @@ def _unknown_model(proof: Proof) -> list[str]:
     return []
 
 
-def _row(fields: Sequence[str]) -> Row:
-    found = parse_row(Record("evidence", 1, tuple(fields)))
-    if not isinstance(found, Row):
-        raise Unsound(f"the row in the evidence is not valid: {found[0].text}")
-    return found
-
-
-def _differs(row: Sequence[str], stated: Sequence[str]) -> str:
-    for name, here, there in zip(COLUMNS, row, stated, strict=False):
+def _check_same(row: Row, stated: Row) -> None:
+    for name in COLUMNS:
+        here, there = getattr(row, name), getattr(stated, name)
         if here != there:
-            return f"{name} is {here!r:.80} in the table, and {there!r:.80} in the evidence"
-    return "the row in the evidence is not one of 13 fields"
+            where = f"{here!r:.80} in the table, and {there!r:.80} in the evidence"
+            raise ValueError(f"{name} is {where}")

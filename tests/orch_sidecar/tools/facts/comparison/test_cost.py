@@ -129,7 +129,7 @@ class TestInAndOut:
     ) -> None:
         row, content = signed
         row = row if change else replace(row, model_name="another")
-        found = cost_of(row, contents={named_by(row.scenario_notes)[1] or "": content + change})
+        found = cost_of(row, contents={named_by(row)[1] or "": content + change})
         assert (found.input, found.engine_busy) == (None, None)
 
     def test_evidence_from_which_the_row_does_not_follow_divides_nothing(self) -> None:

@@ -24,7 +24,7 @@ from orch_sidecar.tools.facts.signing.verdict import (
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, ENGINE
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, format_notes, parse_notes
+from orch_sidecar.tools.facts.tables.row import Row, format_notes, parse_notes
 from tests.fuzz import examples
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
@@ -252,18 +252,16 @@ def test_every_changed_byte_of_the_file_is_noticed(operator: Operator) -> None:
     """Also when the file is renamed after its new bytes: only what the client stated of itself,
     and no column or note of the row, could be changed so."""
     content, row = evidence_and_row(SigningEngine(operator).measure(batch=3))
-    trusted, fields = operator.trusted(), list(fields_of(row))
-    notes = COLUMNS.index("scenario_notes")
-    fields[notes] = named_by(row.scenario_notes)[0]
-    assert verify_evidence(digest(content), content, trusted, fields).verdict is Verdict.VERIFIED
+    trusted, without = operator.trusted(), named_by(located(row)[0].row)[0]
+    assert verify_evidence(digest(content), content, trusted, without).verdict is Verdict.VERIFIED
     unsigned = content.index(b'"result":') + len(b'"result":')
     passed = []
     for index in range(0, len(content), 100 // examples(100)):
         changed = bytearray(content)
         changed[index] ^= 1
-        by_old_name = verify_evidence(digest(content), bytes(changed), trusted, fields)
+        by_old_name = verify_evidence(digest(content), bytes(changed), trusted, without)
         assert by_old_name.verdict is Verdict.FAILED
-        renamed = verify_evidence(digest(bytes(changed)), bytes(changed), trusted, fields)
+        renamed = verify_evidence(digest(bytes(changed)), bytes(changed), trusted, without)
         if renamed.verdict is Verdict.VERIFIED:
             passed.append(index)
     assert [index for index in passed if index < unsigned] == []
