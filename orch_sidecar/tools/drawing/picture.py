@@ -7,19 +7,18 @@ one picture leaves for the next. Equal charts make equal bytes.
 from __future__ import annotations
 
 import io
-import math
 import textwrap
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, fromstring
 
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Series
 from orch_sidecar.tools.drawing.texts import element, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FORMATS: Final = (".png", ".svg")
 
@@ -37,18 +36,42 @@ _VARIABLES: Final = {
     _BOUND: "var(--bad)",
 }
 
-# Inches of one chart, without its legend; points of its texts, which a phone shows at 4/5.
+# Inches of one chart without its names, between charts in a picture, for a line of a legend, and
+# from the charts to the title of a picture; points of texts, which a phone shows at 4/5.
 _SIZE: Final = (4.0, 2.3)
-_BESIDE: Final = 1.2  # from the left edge of a chart to the next, in widths of a chart
+_BESIDE, _BELOW, _LINE, _ABOVE = 0.8, 1.2, 0.16, 0.7
 _POINTS: Final = 9.0
-_DOTS_PER_INCH: Final = 150
-# Before the name of a series: matplotlib would not name one that begins with `_`.
-_NAMED: Final = "series "
-# Slanted names that are nearer, as a share of the axis, would lie over each other.
-_NAME_SHARE: Final = 0.05
-_LEGEND_CHARACTERS: Final = 58  # of a line as wide as a chart
-_ABOUT_CHARACTERS: Final = 66
+_LINE_CHARACTERS: Final = 58  # of a line as wide as a chart
+_SHORT_CHARACTERS: Final = 24  # of names that stand beside each other in a legend
 _MOST_BARS: Final = 40  # of a histogram
+# Beyond so many times the smallest value, a logarithmic axis has only the powers of ten.
+_FEW_POWERS: Final = 1000
+_BEYOND: Final = 1.1  # what a logarithmic axis shows beyond its values: equal ones have a middle
+_MARKS: Final = ("-", "--", ":")  # the lines of marks in turns, but for bounds
+
+# matplotlib's settings.
+_STYLE: Final[dict[str, Any]] = {
+    "font.size": _POINTS,
+    "text.color": _INK,
+    "axes.axisbelow": True,
+    "axes.edgecolor": _SOFT,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": _SOFT,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.color": _RULE,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "patch.edgecolor": _PAPER,
+    "patch.force_edgecolor": True,
+    "patch.linewidth": 0.5,
+    "savefig.bbox": "tight",
+    "savefig.dpi": 150,
+    "xtick.color": _SOFT,
+    "ytick.color": _SOFT,
+}
 
 
 class PlotUnavailable(ValueError):
@@ -72,55 +95,54 @@ def drawn(suffix: str, title: str, charts: Sequence[Chart]) -> bytes:
     accepted. Raises ValueError without a chart, PlotUnavailable."""
     if not charts:
         raise ValueError("a plot needs at least one chart, and there is nothing to draw")
+    require()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     columns = len(charts) if len(charts) <= 3 else 2
-    figure = _empty()
-    # In heights of a chart, downwards. What lies outside of the figure is saved with it.
-    down = 0.0
-    for first in range(0, len(charts), columns):
-        row = charts[first : first + columns]
-        down += max(_head(chart) for chart in row)
-        for column, chart in enumerate(row):
-            axes = figure.add_axes((_BESIDE * column, -down, 1.0, 1.0))
+    rows = -(-len(charts) // columns)
+    explained = (sum(1 + len(name) // _LINE_CHARACTERS for name in c.explained) for c in charts)
+    (width, height), beside, below = _SIZE, _BESIDE, _BELOW + _LINE * max(explained)
+    size = columns * (width + beside) - beside, rows * (height + below) - below
+    # What lies outside of the figure is saved with it.
+    grid = {"left": 0.0, "right": 1.0, "bottom": 0.0, "top": 1.0}
+    grid |= {"wspace": beside / width, "hspace": below / height}
+    style: Any = {**_STYLE, "svg.hashsalt": "orch"}
+    with rc_context(style):
+        figure = Figure(size)
+        places = figure.subplots(rows, columns, squeeze=False, gridspec_kw=grid).flat
+        words = _wrapped(title, _LINE_CHARACTERS * columns)
+        figure.suptitle(words, y=1 + _ABOVE / size[1], va="bottom", fontsize=_POINTS + 2)
+        for chart, axes in zip(charts, places, strict=False):
             _draw(axes, chart)
-            _title(axes, chart)
-        down += max(_foot(chart) for chart in row)
-    middle = (_BESIDE * (columns - 1) + 1) / 2
-    words = _wrapped(title, round(1.15 * _LEGEND_CHARACTERS * columns))
-    look: dict[str, Any] = {"ha": "center", "fontsize": _POINTS + 2, "parse_math": False}
-    figure.text(middle, 1.05, words, **look)
-    return _saved(figure, suffix.lower().removeprefix("."), "orch")
-
-
-def _head(chart: Chart) -> float:
-    """Returns the place that a chart takes with its title and words, in heights of a chart."""
-    return (0.25 + 0.15 * len(textwrap.wrap(chart.about, _ABOUT_CHARACTERS))) / _SIZE[1]
-
-
-def _foot(chart: Chart) -> float:
-    """Returns the place that its axes and their names take, in heights of a chart."""
-    lines = sum(len(textwrap.wrap(name, _LEGEND_CHARACTERS)) for name in chart.explained)
-    return 1.0 + (0.6 + 0.16 * lines) / _SIZE[1]
-
-
-def _title(axes: Axes, chart: Chart) -> None:
-    lines = len(textwrap.wrap(chart.about, _ABOUT_CHARACTERS))
-    axes.text(
-        0.5, 1.02, _wrapped(chart.about, _ABOUT_CHARACTERS), transform=axes.transAxes, ha="center",
-        va="bottom", fontsize=_POINTS - 2, color=_SOFT, parse_math=False,
-    )  # fmt: skip
-    heading = _wrapped(chart.title, 44)
-    axes.set_title(heading, fontsize=_POINTS + 1, pad=5 + 10 * lines, parse_math=False)
+            over: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
+            about = axes.annotate(
+                _wrapped(chart.about, _LINE_CHARACTERS), (0.5, 1), (0, 4),
+                xycoords="axes fraction", fontsize=_POINTS - 2, color=_SOFT, **over,
+            )  # fmt: skip
+            name = _wrapped(chart.title, _LINE_CHARACTERS)
+            axes.annotate(name, (0.5, 1), (0, 3), xycoords=about, fontsize=_POINTS + 1, **over)
+        for axes in places:
+            axes.remove()
+        return _saved(figure, suffix.lower().removeprefix("."), pad_inches=0.15)
 
 
 def element_of(chart: Chart, number: int) -> Element:
     """Returns the SVG of a chart for a page, with its title and words for who cannot see it.
 
-    `number`: of the pictures of the page, which makes its ids its own. Its texts are texts.
+    `number`: of the pictures of the page, which makes its ids its own. Its texts are texts. Raises
+    PlotUnavailable.
     """
+    require()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     title, about = f"picture-{number}-title", f"picture-{number}-about"
-    figure = _empty()
-    _draw(figure.add_axes((0.0, 0.0, 1.0, 1.0)), chart)
-    drawing = _saved(figure, "svg", f"orch-{number}", page=True)
+    style: Any = {**_STYLE, "svg.hashsalt": f"orch-{number}", "svg.fonttype": "none"}
+    with rc_context(style):
+        figure = Figure(_SIZE)
+        _draw(figure.add_axes((0.0, 0.0, 1.0, 1.0)), chart)
+        drawing = _saved(figure, "svg", pad_inches=0.02, transparent=True)
     root = fromstring(drawing)  # noqa: S314 (matplotlib has just written it)
     _make_part_of_page(root)
     del root.attrib["width"], root.attrib["height"]
@@ -129,6 +151,13 @@ def element_of(chart: Chart, number: int) -> Element:
     for place, each in enumerate(names):
         root.insert(place, each)
     return root
+
+
+def _saved(figure: Any, form: str, **look: Any) -> bytes:
+    out = io.BytesIO()
+    # No date in an SVG: equal charts make equal bytes.
+    figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {}, **look)
+    return out.getvalue()
 
 
 def _make_part_of_page(each: Element) -> None:
@@ -146,161 +175,77 @@ def _make_part_of_page(each: Element) -> None:
             each.remove(child)
 
 
-def _empty() -> Figure:
-    """Returns a figure of the size of one chart. Raises PlotUnavailable."""
-    require()
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=_SIZE)
-
-
-def _saved(figure: Figure, form: str, salt: str, *, page: bool = False) -> bytes:
-    import matplotlib
-
-    out = io.BytesIO()
-    # No date, and no random ids in an SVG.
-    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none" if page else "path"}):
-        figure.savefig(
-            out, format=form, dpi=_DOTS_PER_INCH, transparent=page, bbox_inches="tight",
-            pad_inches=0.02 if page else 0.15, metadata={"Date": None} if form == "svg" else {},
-        )  # fmt: skip
-    return out.getvalue()
-
-
 def _draw(axes: Axes, chart: Chart) -> None:
-    """Draws a chart on its axes: the only place where one is drawn."""
-    for each in chart.series:
-        _add_series(axes, each, chart.x)
-    for mark in chart.marked:
+    """Draws a chart on its axes, with a legend: the only place where one is drawn."""
+    samples = [_add_series(axes, each, chart.x) for each in chart.series]
+    named = [
+        (sample, each.name)
+        for sample, each in zip(samples, chart.series, strict=True)
+        if each.name in chart.explained
+    ]
+    for mark, line in zip(chart.marked, cycle(_MARKS), strict=False):
         draw = axes.axhline if mark.horizontal else axes.axvline
-        line, color = ("--", _BOUND) if mark.is_bound else ("-", _INK)
-        draw(mark.at, linestyle=line, color=color, linewidth=1.1)
-    _scale(axes, chart.x, x=True)
-    _scale(axes, chart.y, x=False)
-    axes.set_xlabel(chart.x.label, color=_SOFT, fontsize=_POINTS, parse_math=False)
-    axes.set_ylabel(chart.y.label, color=_SOFT, fontsize=_POINTS, parse_math=False)
-    axes.grid(True, which="major", color=_RULE, linewidth=0.7)
-    axes.tick_params(colors=_SOFT, labelsize=_POINTS)
-    axes.set_axisbelow(True)
-    axes.set_facecolor("none")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_SOFT)
-    _name_marks(axes, chart.marked)
-    if chart.explained:
-        samples, names = axes.get_legend_handles_labels()
-        legend = axes.legend(
-            samples, [str(number) for number in range(len(names))],
-            loc="upper left", bbox_to_anchor=(-0.02, -0.22), borderaxespad=0.0, frameon=False,
-            fontsize=_POINTS - 0.5, handlelength=3.2,
-        )  # fmt: skip
-        # Names are no formulas, and may begin with any character.
-        for entry, name in zip(legend.get_texts(), names, strict=True):
-            words = _wrapped(str(name).removeprefix(_NAMED), _LEGEND_CHARACTERS)
-            entry.set(text=words, parse_math=False, color=_INK)
+        style, color = ("-.", _BOUND) if mark.is_bound else (line, _INK)
+        named.append((draw(mark.at, linestyle=style, color=color, linewidth=1.1), mark.name))
+    _scale(axes, "x", chart.x)
+    _scale(axes, "y", chart.y)
+    if named:
+        short = all(len(name) <= _SHORT_CHARACTERS for _, name in named)
+        axes.legend(
+            [sample for sample, _ in named],
+            [_wrapped(name, _LINE_CHARACTERS) for _, name in named],
+            **{"ncols": 2 if short else 1, "loc": "upper left", "bbox_to_anchor": (-0.03, -0.2)},
+        )
 
 
-def _add_series(axes: Axes, series: Series, x: Axis) -> None:
+def _add_series(axes: Axes, series: Series, x: Axis) -> Any:
+    """Draws a series; returns what shows it in a legend."""
     import numpy as np  # comes with matplotlib
 
-    style, label = series.style, f"{_NAMED}{series.name}" if series.name else ""
+    style = series.style
     color = COLORS[style.color % len(COLORS)]
-    bars: dict[str, Any] = {"alpha": 0.8, "edgecolor": _PAPER, "linewidth": 0.5}
     if series.look is Look.COUNTS:
         low, high = x.low or 0.0, x.high or 1.0
         count, values = min(_MOST_BARS, 5 + len(series.xs) // 3), np.clip(series.xs, low, high)
         edges = (np.geomspace if x.log else np.linspace)(low, high, count + 1)
-        axes.hist(values, list(edges), color=color, label=label, **bars)
-    elif series.look is Look.SHARES:
-        axes.ecdf(series.xs, color=color, linestyle=style.line, linewidth=1.5, label=label)
-    elif series.look is Look.BARS:
-        axes.stairs(series.ys, series.xs, fill=True, color=color, label=label, **bars)
-    elif series.look is Look.STEPS:
-        axes.stairs(
-            series.ys, series.xs, baseline=None, color=color, linestyle=style.line, linewidth=1.5,
-            label=label,
-        )  # fmt: skip
-    else:
-        margins = [each or 0.0 for each in series.margins] or None
-        axes.errorbar(
-            series.xs, series.ys, yerr=margins, color=color, linestyle=style.line, linewidth=1.5,
-            marker=style.marker, markersize=7 if "$" in style.marker else 5,
-            markerfacecolor=_PAPER if style.hollow else color, capsize=3 if margins else 0,
-            elinewidth=1.2, label=label,
-        )  # fmt: skip
+        return axes.hist(values, list(edges), color=color, alpha=0.8)[2]
+    if series.look is Look.SHARES:
+        return axes.ecdf(series.xs, color=color, linestyle=style.line)
+    if series.look is Look.BARS:
+        return axes.stairs(series.ys, series.xs, fill=True, color=color, alpha=0.8)
+    if series.look is Look.STEPS:
+        line: dict[str, Any] = {"edgecolor": color, "linestyle": style.line, "linewidth": 1.5}
+        return axes.stairs(series.ys, series.xs, baseline=None, **line)
+    margins = [each or 0.0 for each in series.margins] or None
+    return axes.errorbar(
+        series.xs, series.ys, yerr=margins, color=color, linestyle=style.line,
+        marker=style.marker, markersize=7 if "$" in style.marker else 5,
+        markerfacecolor=_PAPER if style.hollow else color, capsize=3 if margins else 0,
+        elinewidth=1.2,
+    )  # fmt: skip
 
 
-def _scale(axes: Axes, axis: Axis, *, x: bool) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+def _scale(axes: Axes, name: str, axis: Axis) -> None:
+    """Sets the ends and the ticks of the axis x or y."""
+    from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator, NullLocator
 
-    shown_axis = axes.xaxis if x else axes.yaxis
+    which = axes.xaxis if name == "x" else axes.yaxis
+    low, high = axis.low or 0.0, axis.high
+    locator: Locator = MaxNLocator(6 if name == "x" else 5, steps=[1, 2, 5, 10])
     if axis.log:
-        (axes.set_xscale if x else axes.set_yscale)("log")
-        data = axes.dataLim
-        low, high = data.intervalx if x else data.intervaly
-        if low <= 0:  # an interval may reach below what such an axis can show
-            low = data.minposx if x else data.minposy
-        low, high = _outward(axis.low or low, axis.high or high)
-        if not axis.ticks:
-            (axes.set_xlim if x else axes.set_ylim)(low, high)
-        few = high / low <= 1000
-        shown_axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
-        shown_axis.set_minor_locator(NullLocator())
-    else:
-        shown_axis.set_major_locator(MaxNLocator(6 if x else 5, steps=[1, 2, 5, 10]))
-    if axis.ticks:
-        shown_axis.set_major_locator(FixedLocator(list(axis.ticks)))
-    shown_axis.set_major_formatter(FuncFormatter(_tick_text))
-    if not axis.log:
-        # A line at the upper end of the data is not to lie on the edge.
-        high = axis.high or 1.05 * (axes.get_xlim if x else axes.get_ylim)()[1]
-        (axes.set_xlim if x else axes.set_ylim)(axis.low or 0.0, high)
-
-
-def _outward(low: float, high: float) -> tuple[float, float]:
-    """Returns the nearest 1, 2 or 5 times a power of ten that are beyond both values."""
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
-    marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-    below = max(mark for mark in marks if mark < low)
-    return below, min(mark for mark in marks if mark > high)
-
-
-def _tick_text(value: float, place: int | None = None) -> str:
-    return f"{value:,.10g}" if abs(value) >= 10_000 else f"{value:.4g}"
-
-
-def _name_marks(axes: Axes, marked: Sequence[Marked]) -> None:
-    """Writes the names of lines: at the right end, or slanted above the axes."""
-    for each in marked:
-        if each.horizontal:
-            axes.annotate(
-                each.name, (1, each.at), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                textcoords="offset points", ha="right", color=_INK, fontsize=_POINTS - 1,
-                bbox={"facecolor": _PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-            )  # fmt: skip
-    vertical = sorted((each for each in marked if not each.horizontal), key=lambda each: each.at)
-    if not vertical:
-        return
-    to_axes = axes.transData + axes.transAxes.inverted()
-    names: dict[float, str] = {}
-    last = -1.0
-    for each in vertical:
-        share = float(to_axes.transform((each.at, 0))[0])
-        if share - last < _NAME_SHARE:  # beside the name before
-            names[next(reversed(names))] += f", {each.name}"
-        else:
-            names[each.at], last = each.name, share
-    above = axes.secondary_xaxis("top")
-    above.spines["top"].set_visible(False)
-    above.set_xticks(list(names))
-    above.minorticks_off()
-    above.set_xticklabels(
-        list(names.values()), rotation=30, ha="left", fontsize=_POINTS - 1, color=_INK
-    )
-    above.tick_params(length=2, pad=0, color=_INK)
+        axes.set(**{f"{name}scale": "log"})
+        first, last = which.get_view_interval()
+        low, high = axis.low or first / _BEYOND, axis.high or last * _BEYOND
+        locator = LogLocator(subs=(1.0, 2.0, 5.0) if high <= _FEW_POWERS * low else (1.0,))
+    axes.set(**{f"{name}lim": (low, high), f"{name}label": _wrapped(axis.label, 99)})
+    which.set_major_locator(FixedLocator(list(axis.ticks)) if axis.ticks else locator)
+    which.set_minor_locator(NullLocator())
+    which.set_major_formatter("{x:,.10g}")
 
 
 def _wrapped(text: str, characters: int) -> str:
-    """Breaks a text into lines, and replaces the characters that the font does not have."""
+    """Breaks a text into lines, as one without formulas, and replaces the characters that the font
+    does not have."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     font = get_font(findfont(FontProperties()))
@@ -308,4 +253,4 @@ def _wrapped(text: str, characters: int) -> str:
         each if font.get_char_index(ord(each)) else "\N{REPLACEMENT CHARACTER}"
         for each in shown(text)
     )
-    return textwrap.fill(drawable, characters)
+    return textwrap.fill(drawable, characters).replace("$", r"\$")

@@ -36,7 +36,7 @@ def test_page_shows_every_text_as_it_is_and_loads_nothing() -> None:
     page = Page(written().html)
     assert page.loads_nothing()
     texts = [text for text in page.texts if text.strip() == HOSTILE]
-    assert len(texts) == 13 + 3 * 8, "a picture: title and words twice, axes, legend, mark"
+    assert len(texts) == 13 + 3 * 7, "a picture: title and words twice, axes"
     [policy] = [each for each in page.all("meta") if "http-equiv" in each]
     assert policy["content"].startswith("default-src 'none'")
 
