@@ -24,11 +24,6 @@ from orch_sidecar.tools.facts.commands.terminal import (
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.requests import build_traffic
-from orch_sidecar.tools.facts.traces.scenario_row import (
-    ScenarioVerdict,
-    judge,
-    scenario_name,
-)
 from orch_sidecar.tools.facts.traces.scenarios import (
     ID_PAUSE_S,
     LEAST_GAP_S,
@@ -36,6 +31,7 @@ from orch_sidecar.tools.facts.traces.scenarios import (
     margin_s,
 )
 from orch_sidecar.tools.facts.traces.spans import Span, all_spans, format_time, read_file, search
+from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge
 from orch_sidecar.tools.terminal import Progress
 
 _SCENARIO: Final = f"""A scenario is a set of requests with the same labels (measurement type,
@@ -146,8 +142,8 @@ def _make_rows(
         raise UnreadableFile(f"{source}: {error}") from None
     selected = [each for each in found if options.scenario in (None, each.key.scenario)]
     named = Source(source, options.model_id, options.model_name)
-    judged = [judge(each, traffic, named) for each in selected if not each.is_warmup]
-    warmups = [scenario_name(each) for each in selected if each.is_warmup]
+    judged = [judge(each, named) for each in selected if not each.is_warmup]
+    warmups = [each.name for each in selected if each.is_warmup]
     rows = [each.row for each in judged if each.row is not None]
     write_rows(options, rows)
     for each in judged:
@@ -166,7 +162,7 @@ def _make_rows(
 def _objections_text(judged: ScenarioVerdict) -> str:
     key, requests = judged.scenario.key, counted(len(judged.scenario.requests), "request")
     what = f"{key.measurement_type}, {key.model}, pool {key.pool}, {requests}"
-    lines = [f"invalid: {scenario_name(judged.scenario)} ({what})"]
+    lines = [f"invalid: {judged.scenario.name} ({what})"]
     lines += [f"  {each.reason}: {each.detail}" for each in judged.objections]
     return "\n".join(lines)
 

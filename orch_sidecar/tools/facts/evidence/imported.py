@@ -139,8 +139,7 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
         label=Label.TO_BE_CONFIRMED,
         claim=run.claim,
         engine=engine,
-        model_id=model.id,
-        model_name=model.name,
+        model=model,
         totals=run.totals,
         source_tag=source.tag,
         batches=None,
@@ -148,10 +147,9 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
         load=load,
         latency_ms=run.latency_ms,
         outcomes={**({"failed": run.failed} if run.failed else {}), **run.notes},
-        given=("engine", "precision", "gpu", "gpu_count"),
     )
     if isinstance(known, States):
-        return _row(replace(_proven(claimed, run, known), given=model.given))
+        return _row(_proven(claimed, run, known))
     if not claimed.overlap:
         limit = "no limit" if run.at_once is None else str(run.at_once)
         rule = (
@@ -159,7 +157,8 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
             "--capabilities-before and --capabilities-after"
         )
         raise Rejection("max_concurrency", limit, rule)
-    return _row(claimed)
+    declared = ("engine", "precision", "gpu", "gpu_count")
+    return _row(replace(claimed, model=replace(model, given=declared)))
 
 
 def _row(made: Measured) -> Row:

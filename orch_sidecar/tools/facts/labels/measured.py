@@ -27,13 +27,13 @@ from orch_sidecar.tools.facts.tables.row import (
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model in a row. `given`: the columns of it that are the user's. `objection`: why it cannot
-    have that id; None if it can."""
+    """A model in a row. `given`: the columns that are the user's. `objection`: why it cannot have
+    that id; None if it can."""
 
     id: str
     name: str
     given: Sequence[str]
-    objection: str | None
+    objection: str | None = None
 
 
 def name_model(
@@ -98,14 +98,12 @@ class Measured:
     largest number of answers that were generated at once, is the column `batch`, and `claim` is the
     label that was asked for. `load`: how requests came, and by which tool; `outcomes`: what became
     of them; `settings`: of the engine; `doubts`: what limits the trust. All four, and `latency_ms`,
-    are notes by their names. `served_as`: the name that the model is served by; `given`: the
-    columns that are the user's.
+    are notes by their names. `served_as`: the name that the model is served by.
     """
 
     label: Label
     engine: Engine
-    model_id: str
-    model_name: str
+    model: Model
     totals: Totals
     source_tag: str
     batches: Batches | None
@@ -117,7 +115,6 @@ class Measured:
     settings: Notes = field(default_factory=dict)
     doubts: Notes = field(default_factory=dict)
     served_as: str | None = None
-    given: Sequence[str] = ()
 
     @property
     def notes(self) -> Notes:
@@ -143,10 +140,10 @@ class Measured:
         if judged and judged in MIN_QUERIES and shortfalls(judged, requests, window_s):
             notes[names.PRELIMINARY] = "yes"
         notes |= self.doubts
-        if self.served_as not in (None, self.model_id):
+        if self.served_as not in (None, self.model.id):
             notes["served_as"] = str(self.served_as)
-        if self.given:
-            notes[names.GIVEN] = ",".join(self.given)
+        if self.model.given:
+            notes[names.GIVEN] = ",".join(self.model.given)
         return notes
 
     def row(self) -> Row:
@@ -154,8 +151,8 @@ class Measured:
         notes = self.notes
         batch = self.overlap if self.batches is None else max(1, round(self.batches.mean))
         return Row(
-            model_id=self.model_id,
-            model_name=self.model_name,
+            model_id=self.model.id,
+            model_name=self.model.name,
             engine=self.engine.engine,
             precision=self.engine.precision,
             gpu=self.engine.gpu,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from orch_sidecar.tools.facts.labels import thresholds
-from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.intervals import Interval, most, share_together
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -149,9 +149,10 @@ class Observation:
     the same from the slot to the last token, by the engine; `in_engine`: its sequences from their
     arrival there. Each of one clock, whose readings may be wrong by `clock_slack`. `arrivals`,
     `at_once`: the load and the limit of concurrent requests, as the client states them; None if it
-    does not, or there is no limit. `batch_limited_by`: what kept an offline batch below slots and
-    work, None if unknown. `times`: of the run, None where its states were read during it, or
-    signed.
+    does not, or there is no limit. `dispatched`, `waiting`, `queued`: its sequences while admission
+    had let them to the engine, while they waited for that, and while they waited in the engine;
+    empty where that is not known. `times`: of the run, None where its states were read during it,
+    or signed.
     """
 
     label: Label
@@ -171,13 +172,28 @@ class Observation:
     clock_slack: float = 0.0
     arrivals: Arrivals | None = None
     at_once: int | None = None
-    batch_limited_by: str | None = None
+    dispatched: Sequence[Interval] = ()
+    waiting: Sequence[Interval] = ()
+    queued: Sequence[Interval] = ()
     times: RunTimes | None = None
 
     @property
     def one_by_one(self) -> bool:
         """Whether who sent them states that each waited for the answer before."""
         return self.arrivals is Arrivals.ONE_BY_ONE or self.at_once == 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether no two of its requests overlapped, as far as that is known."""
+        return self.one_by_one or (bool(self.in_flight) and not share_together(self.in_flight))
+
+    @property
+    def shared(self) -> float:
+        """The share of the decode steps, or of their time, in which it had several requests."""
+        together = self.running or self.in_flight
+        # Where most steps read prompts, those that only decode are few, and of the last sequences.
+        counted = 1.0 if self.limited_by == "prompts" else self.batches.shared
+        return min(counted, share_together(together) if together else 1.0)
 
     @property
     def target(self) -> int:
@@ -204,9 +220,9 @@ class Observation:
     def limited_by(self) -> str | None:
         """What kept the batch below the target: memory, which shows in preemptions or in a cache
         that holds fewer sequences of this length, or prompts so long, or answers so short, that
-        the engine read prompts in most steps."""
-        if self.batch_limited_by is not None or self.states is None:
-            return self.batch_limited_by
+        the engine read prompts in most steps. Without states: where sequences waited."""
+        if self.states is None:
+            return self._waited_in
         before, after = self.states.before, self.states.after
         if after.preemptions_total > before.preemptions_total:
             return "memory"
@@ -219,6 +235,19 @@ class Observation:
             if cache is not None and each is not None and cache < self.target * each:
                 return "memory"
         return None
+
+    @property
+    def _waited_in(self) -> str | None:
+        """Where sequences waited while the batch, which had all that were not queued, was below the
+        target: in the engine although it had a slot for them, or in admission while fewer than the
+        slots were dispatched. Whether that was for memory, this does not show."""
+        largest, target = self.batches.largest, self.target
+        at_once, queued = most(self.dispatched), most(self.queued)
+        if largest >= target or largest + queued < min(at_once, target):
+            return None
+        if at_once >= target:
+            return "engine" if queued else None
+        return "admission" if most((*self.dispatched, *self.waiting)) >= target else None
 
 
 def observed(label: Label, states: States, **more: Any) -> Observation:

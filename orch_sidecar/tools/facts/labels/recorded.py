@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.measured import Measured, Notes, latency_notes
+from orch_sidecar.tools.facts.labels.measured import Measured, Model, Notes, latency_notes
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import TIMES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -142,17 +142,15 @@ class RecordedRun(BaseModel):
             return self.calls
         return [call for call in self.calls if call.service_class == ServiceClass.INTERACTIVE]
 
-    def measured(self, **more: Any) -> Measured:
-        """Returns what its row states. `more`: the engine, what it did and the source.
-
-        Raises ValueError for a run without figures.
+    def measured(self, given: Sequence[str], **more: Any) -> Measured:
+        """Returns what its row states. `given`: the columns that are the user's. `more`: the
+        engine, what it did and the source. Raises ValueError for a run without figures.
         """
         some = [served for call in self.of_class if (served := call.served) is not None]
         own: dict[str, Any] = {
             "label": self.measurement_type,
             "claim": self.measurement_type,
-            "model_id": self.model_id,
-            "model_name": self.model_name,
+            "model": Model(self.model_id, self.model_name, given),
             "totals": figures(self.served),
             "overlap": overlap(self.served),
             "latency_ms": latency_notes(figures(some).times_s, 1000) if some else {},

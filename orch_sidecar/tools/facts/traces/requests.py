@@ -9,7 +9,7 @@ and a span of the engine for each sequence that it decoded.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -65,6 +65,12 @@ class Attempt:
     failed: bool
     sequences: tuple[EngineSequence, ...]
 
+    @property
+    def aborted(self) -> bool:
+        """Whether the engine may have worked on sequences that are not those of the answer: vLLM
+        exports no span for an aborted request."""
+        return self.failed or not self.sequences
+
 
 class Request(Attributes):
     """One request that has ended: the attributes of its server span, and what is below it. Times
@@ -78,8 +84,7 @@ class Request(Attributes):
     answer of its generation. `parts`: of one that was divided, each a request to the engine.
     """
 
-    trace_id: str
-    span_id: str
+    link: Link
     start_ns: int
     closed_ns: int
     waited: tuple[tuple[int, int], ...]
@@ -130,10 +135,10 @@ class Request(Attributes):
         )
 
     @property
-    def aborted(self) -> tuple[Attempt, ...]:
-        """The attempts whose sequences are not in `sequences`, although the engine may have worked
-        on them: vLLM exports no span for an aborted request."""
-        return tuple(each for each in self.attempts if each.failed or not each.sequences)
+    def longest_output_tokens(self) -> int | None:
+        """The tokens of the longest of its sequences, by the engine; None of one sequence."""
+        found = [sequence.output_tokens for sequence in self.sequences]
+        return max(found) if len(found) > 1 else None
 
     @property
     def engine_input_tokens(self) -> int:
@@ -172,6 +177,11 @@ class Traffic:
     requests: tuple[Request, ...]
     unfinished: tuple[Unfinished, ...]
     orphans: tuple[EngineSequence, ...]
+
+    @property
+    def attempts(self) -> Iterator[tuple[Request, Attempt]]:
+        """Each with its request."""
+        return ((request, each) for request in self.requests for each in request.attempts)
 
 
 def build_traffic(spans: Iterable[Span]) -> Traffic:
@@ -251,8 +261,7 @@ def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
     waits = (span for span in under if span.name == _WAIT_SPAN)
     return server.parsed(
         Request,
-        trace_id=server.trace_id,
-        span_id=server.span_id,
+        link=server.link,
         start_ns=server.start_ns,
         closed_ns=server.end_ns,
         waited=tuple(sorted((span.start_ns, span.end_ns) for span in waits)),

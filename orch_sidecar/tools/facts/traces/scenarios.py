@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
-from orch_sidecar.tools.facts.traces.sequence import EngineLabels, EngineSequence
+from orch_sidecar.tools.facts.traces.sequence import EngineSequence
+from orch_sidecar.tools.facts.traces.spans import format_time
 
 # `orch bench` adds this to the id of a run for the warm-up requests before it.
 WARMUP: Final = ".warmup"
@@ -26,17 +28,16 @@ ID_PAUSE_S: Final = 600.0
 LEAST_GAP_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scenario:
     """Requests that were measured together, by their arrival; at least one.
 
-    `key`: one of them, whose labels all of them have. `engine`: what the engine of the first
-    sequence states, None without one. `before`, `after`: requests of the scenario that arrived
-    outside of the requested interval.
+    `key`: one of them, whose labels all of them have. `traffic`: all requests that were read.
+    `before`, `after`: requests of the scenario that arrived outside of the requested interval.
     """
 
+    traffic: Traffic
     key: Request
-    engine: EngineLabels | None
     requests: tuple[Request, ...]
     before: tuple[Request, ...] = ()
     after: tuple[Request, ...] = ()
@@ -50,16 +51,40 @@ class Scenario:
         return max(request.end_ns for request in self.requests)
 
     @property
+    def name(self) -> str:
+        """Its id, or when it began (UTC)."""
+        return self.key.scenario or format_time(self.start_ns)
+
+    @property
     def is_warmup(self) -> bool:
         return self.key.scenario is not None and self.key.scenario.endswith(WARMUP)
 
     def ended(self, outcome: Outcome) -> tuple[Request, ...]:
         return tuple(request for request in self.requests if request.outcome is outcome)
 
-    @property
+    @cached_property
+    def served(self) -> tuple[Request, ...]:
+        return self.ended(Outcome.SERVED)
+
+    @cached_property
     def sequences(self) -> tuple[EngineSequence, ...]:
         """The sequences of the requests that were served."""
-        return tuple(sequence for each in self.ended(Outcome.SERVED) for sequence in each.sequences)
+        return tuple(sequence for each in self.served for sequence in each.sequences)
+
+    @cached_property
+    def engine_ahead_ns(self) -> int:
+        """By how much the engine's clock is ahead of the sidecar's at least, negative behind.
+
+        It is the smallest difference by which all sequences lie within their requests; 0 where none
+        is needed, or there is none. Hosts that keep their clocks by NTP differ by some
+        milliseconds, which is as long as the pause between two runs.
+        """
+        found = [(request, each) for request in self.served for each in request.sequences]
+        least = max((each.end_ns - request.closed_ns for request, each in found), default=0)
+        largest = min((each.start_ns - request.start_ns for request, each in found), default=0)
+        if least > largest:
+            return 0
+        return least if least > 0 else min(largest, 0)
 
 
 def group_scenarios(
@@ -84,7 +109,7 @@ def group_scenarios(
             whole += _by_engine(part)
     for request in unlabelled:
         _join(request, whole)
-    cut = (_clipped(each, first_ns, last_ns) for each in whole)
+    cut = (_clipped(traffic, each, first_ns, last_ns) for each in whole)
     return sorted(filter(None, cut), key=lambda scenario: scenario.start_ns)
 
 
@@ -143,7 +168,7 @@ def _join(request: Request, scenarios: Sequence[list[Request]]) -> None:
 
 
 def _clipped(
-    requests: Sequence[Request], first_ns: int | None, last_ns: int | None
+    traffic: Traffic, requests: Sequence[Request], first_ns: int | None, last_ns: int | None
 ) -> Scenario | None:
     """Returns the part of a scenario that arrived in the interval, None if there is none."""
     early, kept, late = [], [], []
@@ -154,7 +179,6 @@ def _clipped(
             late.append(each)
         else:
             kept.append(each)
-    engine = next((of.stated for each in requests for of in each.sequences if of.stated), None)
     if not kept:
         return None
-    return Scenario(requests[0], engine, tuple(kept), tuple(early), tuple(late))
+    return Scenario(traffic, requests[0], tuple(kept), tuple(early), tuple(late))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orch_sidecar.tools.facts.traces.requests import Traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from orch_sidecar.tools.facts.traces.validity import objections
+from orch_sidecar.tools.facts.traces.verdict import objections
 from tests.orch_sidecar.tools.facts.spans import one, traffic_from
 
 ALONE = (4, 1, 1.0)
@@ -26,7 +26,7 @@ def objections_to(*requests: list[Span], scenario: str | None = None) -> dict[st
 
 def objections_in(traffic: Traffic, scenario: str | None) -> dict[str, str]:
     [found] = [s for s in group_scenarios(traffic, 60.0) if s.key.scenario == scenario]
-    expected = objections(found, traffic)
+    expected = objections(found)
     assert len({each.reason for each in expected}) == len(expected)
     return {each.reason.value: each.detail for each in expected}
 

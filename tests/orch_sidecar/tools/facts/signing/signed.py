@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.measured import (
     Measured,
+    Model,
     Notes,
     engine_of,
     latency_notes,
@@ -204,8 +205,7 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
     row = Measured(
         label=Label.BATCHED_ONLINE,
         engine=engine_of(state),
-        model_id="tiny",
-        model_name="tiny",
+        model=Model("tiny", "tiny", ()),
         totals=found,
         source_tag=f"orch-bench:{run}",
         batches=Batches(tokens, batch, float(batch)),

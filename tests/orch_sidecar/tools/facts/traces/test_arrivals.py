@@ -9,7 +9,7 @@ import pytest
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.traces.scenario_row import LEAST, arrivals_of
+from orch_sidecar.tools.facts.traces.verdict import LEAST, arrivals_of
 
 ONLINE = Label.BATCHED_ONLINE
 

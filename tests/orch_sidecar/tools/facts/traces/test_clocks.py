@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.observed import engine_ahead_ns
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, read_file
-from orch_sidecar.tools.facts.traces.validity import objections
+from orch_sidecar.tools.facts.traces.verdict import objections
 from tests.orch_sidecar.tools.facts.objections import objections_to, valid
 from tests.orch_sidecar.tools.facts.spans import TRACES
 
@@ -36,9 +35,9 @@ def test_runs_are_apart_from_their_warm_up_whatever_the_clocks_differ_by(
     path = TRACES / "counted" / f"{name}.jsonl"
     traffic = build_traffic(ahead(read_file(path.name, path.read_bytes()), ms))
     for scenario in group_scenarios(traffic, 60.0):
-        assert objections(scenario, traffic) == []
+        assert objections(scenario) == []
         # As far as its requests show it: they take a little longer than their sequences.
-        assert engine_ahead_ns(scenario) / 1e6 == pytest.approx(ms, abs=5)
+        assert scenario.engine_ahead_ns / 1e6 == pytest.approx(ms, abs=5)
 
 
 @pytest.mark.parametrize("ms", SKEWS_MS)
@@ -61,7 +60,7 @@ def test_clocks_are_taken_for_equal_unless_they_cannot_be() -> None:
             for span in spans
         ]
         [scenario] = group_scenarios(build_traffic(ahead(slow, ms)), 60.0)
-        assert engine_ahead_ns(scenario) == 0
+        assert scenario.engine_ahead_ns == 0
     early, late = ahead(spans[:4], -50), ahead(spans[4:], 50)
     [scenario] = group_scenarios(build_traffic([*early, *late]), 60.0)
-    assert engine_ahead_ns(scenario) == 0  # no single difference explains both
+    assert scenario.engine_ahead_ns == 0  # no single difference explains both

@@ -23,7 +23,7 @@ def split(*requests: list[Span], gap_s: float = GAP_S) -> list[list[int]]:
 
 
 def numbers(scenario: Scenario) -> list[int]:
-    return [int(request.trace_id, 16) for request in scenario.requests]
+    return [int(request.link.trace_id, 16) for request in scenario.requests]
 
 
 def test_real_requests_belong_to_the_scenarios_of_their_ids() -> None:
@@ -32,8 +32,7 @@ def test_real_requests_belong_to_the_scenarios_of_their_ids() -> None:
     assert sizes == {"home-1.warmup": 1, "home-1": 5, "shared-1": 3, "two-1": 3, "bulk-1": 2}
     assert [each.key.scenario for each in found if each.is_warmup] == ["home-1.warmup"]
     home = found[1]
-    assert home.engine is not None
-    assert home.engine.columns == Engine("vLLM 0.32.0", "FP32", "CPU (AMD EPYC)", 0)
+    assert home.sequences[0].engine.columns == Engine("vLLM 0.32.0", "FP32", "CPU (AMD EPYC)", 0)
     assert len(home.sequences) == 5
 
 

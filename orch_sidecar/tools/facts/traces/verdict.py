@@ -1,0 +1,369 @@
+"""Judges a traced scenario: its row, or the objections to one.
+
+Pure. Two processes report about each request, and the engine reports tokens, steps and times: no
+one of them can be altered, or come from elsewhere, without another that disagrees. So first what
+is missing of the spans, and where they contradict each other; whether the label was earned is
+decided by `labels.judge`. The figures are those of `labels.figures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from orch_sidecar.tools.drawing.texts import counted
+from orch_sidecar.tools.facts.labels import intervals
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.judge import Objection, Reason, objections_of
+from orch_sidecar.tools.facts.labels.judge import judge as judge_label
+from orch_sidecar.tools.facts.labels.measured import (
+    Measured,
+    Model,
+    Notes,
+    Source,
+    latency_notes,
+    name_model,
+)
+from orch_sidecar.tools.facts.labels.observation import Observation
+from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
+from orch_sidecar.tools.facts.tables import notes as names
+from orch_sidecar.tools.facts.tables.check import invalid_fields
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.row import PROFILE_LABELS, Label, Row, is_path
+from orch_sidecar.tools.facts.traces.observed import (
+    aborted_in,
+    numbers,
+    observation_of,
+    prefix_hit_ratio,
+)
+from orch_sidecar.tools.facts.traces.requests import Outcome, Request
+from orch_sidecar.tools.facts.traces.scenarios import Scenario
+from orch_sidecar.tools.facts.traces.sequence import UNCOUNTED_STEPS, EngineSequence
+
+# Fewer requests that follow others, or fewer in all, show no kind of arrivals.
+LEAST: Final = 10
+# Requests that all arrive within this share of the window were sent at once.
+_AT_ONCE_SHARE: Final = 0.1
+# A client sends its next request within this share of an answer's time, or these seconds.
+_PAUSE_SHARE: Final = 0.05
+_PAUSE_S: Final = 0.05
+# Of a closed loop some clients pause longer, or leave before the others.
+_CLOSED_SHARE: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioVerdict:
+    """The row of a scenario, or the objections to one."""
+
+    scenario: Scenario
+    row: Row | None
+    objections: tuple[Objection, ...]
+
+
+def judge(scenario: Scenario, source: Source) -> ScenarioVerdict:
+    """Returns the row of a scenario that earned its label, or the objections.
+
+    `source`: its tag is what was read, as `jaeger:orch-sidecar`; that of the row adds the scenario.
+    """
+    found, model = objections(scenario), _model(scenario, source)
+    if model.objection is not None and scenario.sequences:
+        reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
+        found.append(Objection(reason, f"the model {model.id!r}: {model.objection}"))
+    if found:
+        return ScenarioVerdict(scenario, None, tuple(found))
+    try:
+        row = _measured(scenario, model, source).row()
+        faults = [fault.text for fault in invalid_fields(row)]
+    except ValueError as error:
+        faults = [str(error)]
+    if faults:
+        unsound = Objection(Reason.UNSOUND_ROW, "; ".join(faults))
+        return ScenarioVerdict(scenario, None, (unsound,))
+    return ScenarioVerdict(scenario, row, ())
+
+
+def objections(scenario: Scenario) -> list[Objection]:
+    """Returns all objections to a scenario."""
+    label = scenario.key.measurement_type
+    if label not in (Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE):
+        detail = f"measurement_type is {label!r}, which is not the label of a measurement"
+        return [Objection(Reason.UNKNOWN_LABEL, detail)]
+    if not scenario.served:
+        return [Objection(Reason.NOTHING_SERVED, "no request was answered")]
+    found = [*_incomplete(scenario)]
+    if not scenario.sequences or any(each.reason is Reason.NOT_COUNTED for each in found):
+        return found
+    seen = observation_of(scenario)
+    contradictions = (*_contradictions(scenario), *_counts(scenario, seen))
+    found += (Objection(Reason.CONTRADICTION, detail) for detail in contradictions)
+    return [*found, *judge_label(seen)]
+
+
+def _incomplete(scenario: Scenario) -> Iterator[Objection]:
+    """Finds requests and sequences whose spans are missing, or lack what is needed."""
+    served, found = scenario.served, scenario.sequences
+    # A coalesced request has no sequence of its own.
+    alone = [request for request in served if not request.coalesced]
+    unended = sum(
+        each.pool in (None, scenario.key.pool)
+        and each.start_ns <= scenario.end_ns
+        and (each.end_ns is None or each.end_ns >= scenario.start_ns)
+        for each in scenario.traffic.unfinished
+    )
+    missing = sum(not request.sequences for request in alone)
+    partly = sum(0 < len(request.sequences) < request.requested_sequences for request in alone)
+    uncounted = sum(each.stated is None or each.stated.request_number is None for each in found)
+    return objections_of(
+        (Reason.NOT_ENDED, unended, f"{counted(unended, 'request')}: not ended, or without a "
+         "server span, when the traces were read"),
+        (Reason.COALESCED, not alone, "no request has a generation of its own"),
+        (Reason.ENGINE_NOT_TRACED, missing, f"{missing} of {counted(len(served), 'request')}: no "
+         "span of the engine (it is not traced, or has not exported its spans yet)"),
+        (Reason.ENGINE_NOT_TRACED, partly,
+         f"{counted(partly, 'request')}: fewer spans of the engine than sequences"),
+        (Reason.NOT_COUNTED, uncounted, f"{uncounted} of {len(found)} sequences lack counters or "
+         "settings of the engine, so that nobody knows who else was in it"),
+    )  # fmt: skip
+
+
+def _contradictions(scenario: Scenario) -> Iterator[str]:
+    """Finds contradictions about the requests that were answered."""
+    label, profile, served = scenario.key.measurement_type, scenario.key.profile, scenario.served
+    engine = {(str(each.measurement_type), str(each.profile)) for each in scenario.sequences}
+    if others := sorted(engine - {(label, str(profile))}):
+        stated = ", ".join(f"{other} (profile {of})" for other, of in others)
+        yield f"the sidecar reports {label} (profile {profile}), the engine {stated}"
+    for contradicts, text in _CHECKS:
+        if count := sum(map(contradicts, served)):
+            yield f"{counted(count, 'request')}: {text}"
+    for impossible, text in _SEQUENCE_CHECKS:
+        if count := sum(any(map(impossible, each.sequences)) for each in served):
+            yield f"{counted(count, 'request')}: {text}"
+    named = PROFILE_LABELS.get(profile or "", label)
+    if named != label:
+        yield f"the profile {profile} is {named}: a measurement of it cannot be {label}"
+    apart_ns = (
+        max(each.end_ns - attempt.end_ns, attempt.start_ns - each.start_ns)
+        for request in served
+        for attempt in request.attempts
+        for each in attempt.sequences
+    )
+    if far := [each / 1e9 for each in apart_ns if each > CLOCKS_AGREE_S * 1e9]:
+        detail = f"lie outside of their requests by up to {max(far):.3f} s"
+        remedy = "set the clocks of sidecar and engine by NTP, and measure again"
+        yield f"{len(far)} of its sequences {detail}: {remedy}"
+
+
+def _counts(scenario: Scenario, seen: Observation) -> Iterator[str]:
+    """Finds numbers that a request cannot have, and steps that cannot have had as many sequences as
+    were counted."""
+    found, batches = scenario.sequences, seen.batches
+    for engine in {each.epoch for each in found}:
+        # An attempt has one number, and no other attempt has it: a copied span shows here.
+        attempts = [numbers(engine, each.sequences) for _, each in scenario.traffic.attempts]
+        wrong = sum(map(len, attempts)) - len(set().union(*attempts))
+        wrong += sum(len(each) > 1 for each in attempts)
+        if wrong:
+            detail = "the engine numbers each request once, these spans have a number of another"
+            yield f"{counted(wrong, 'request')}: {detail}"
+    largest = batches.largest + sum(each.requested_sequences for each, _ in aborted_in(scenario))
+    decoded, uncounted = round(batches.steps * batches.mean), UNCOUNTED_STEPS * len(found)
+    if not batches.steps <= decoded <= batches.steps * largest + uncounted:
+        detail = f"the engine counted {decoded} sequences in {batches.steps} decode steps"
+        yield f"{detail} of up to {largest}"
+
+
+def _other_prompts(request: Request) -> bool:
+    if not request.sequences or request.parts:  # one prompt may be that of several parts
+        return False
+    return request.input_tokens not in (None, request.engine_input_tokens)
+
+
+def _other_tokens(request: Request) -> bool:
+    """Returns whether sidecar and engine generated other numbers of tokens.
+
+    A step of speculative decoding may generate tokens beyond a stop string: vLLM's statistics have
+    them, its answers have not.
+    """
+    if not request.sequences or request.output_tokens is None:
+        return False
+    surplus = sum(each.engine.tokens_per_step - 1 for each in request.sequences if each.stopped)
+    return not 0 <= request.engine_output_tokens - request.output_tokens <= surplus
+
+
+def _too_short(request: Request) -> bool:
+    """Returns whether the answer came sooner than the engine had generated it.
+
+    The last event of a stream can be missed where it is cut: that costs a step.
+    """
+    took_s = (request.end_ns - request.start_ns) / 1e9
+    return any(
+        took_s < max(each.inference_s, each.decode_s) * (1 - CLOCK_RATE) - each.step_s - ROUNDING_S
+        for each in request.sequences
+    )
+
+
+def _tokens_out_of_order(request: Request) -> bool:
+    first_ns = request.start_ns if request.first_byte_ns is None else request.first_byte_ns
+    closed_ns = request.closed_ns + round(ROUNDING_S * 1e9)
+    ordered = request.start_ns <= first_ns <= request.end_ns <= closed_ns
+    return request.closed_ns >= request.start_ns and not ordered
+
+
+_CHECKS: Final[tuple[tuple[Callable[[Request], bool], str], ...]] = (
+    (_other_prompts, "sidecar and engine report different input tokens"),
+    (_other_tokens, "sidecar and engine report different output tokens"),
+    (lambda each: each.closed_ns < each.start_ns, "the end is before the start"),
+    (
+        _tokens_out_of_order,
+        "the first token is after the last one, or one of them outside of the request",
+    ),
+    (
+        lambda each: len(each.sequences) > each.requested_sequences,
+        "more sequences in the engine than were requested",
+    ),
+    (_too_short, "the answer took less time than the engine took to generate it"),
+)
+
+
+def _too_many_tokens(each: EngineSequence) -> bool:
+    steps = each.engine.engine_steps + UNCOUNTED_STEPS
+    return each.output_tokens > steps * each.engine.tokens_per_step
+
+
+def _impossible_counts(each: EngineSequence) -> bool:
+    return (
+        each.steps > min(each.engine.engine_steps, each.engine.decode_steps_total)
+        or not 0 < (each.engine.request_number or 0) <= each.engine.requests_total
+        or each.engine.tokens_per_step < 1
+    )
+
+
+def _other_speculation(each: EngineSequence) -> bool:
+    return (each.engine.conditions["speculative"] == "none") != (each.engine.tokens_per_step == 1)
+
+
+def _impossible_hits(each: EngineSequence) -> bool:
+    at = each.engine
+    if at.hits_before is None or at.queries_before is None:
+        return False
+    return not 0 <= at.hits - at.hits_before <= at.queries - at.queries_before
+
+
+_SEQUENCE_CHECKS: Final[tuple[tuple[Callable[[EngineSequence], bool], str], ...]] = (
+    (_too_many_tokens, "more tokens than the engine's steps can have generated"),
+    (_impossible_counts, "counts of the engine that contradict each other"),
+    (
+        _other_speculation,
+        "tokens per step that the engine's speculative decoding does not generate",
+    ),
+    (_impossible_hits, "more hits in the prefix cache than prompt tokens looked up in it"),
+)
+
+
+def _model(scenario: Scenario, given: Source) -> Model:
+    """Returns the model, by the names that the engine serves, and what it loaded."""
+    requested = str(scenario.key.model)
+    engines = [each.stated for each in scenario.sequences if each.stated is not None]
+    served = sorted({requested, *(each.served_as for each in engines)})
+    loaded = sorted({each.weights for each in engines})
+    return name_model(given.model_id or requested, given.model_name, served, loaded)
+
+
+def _measured(scenario: Scenario, model: Model, source: Source) -> Measured:
+    """Returns what the row states. Raises ValueError for a window without a length."""
+    seen, completed = observation_of(scenario), _completed(scenario)
+    found = figures(completed)
+    load: Notes = {"scenario": scenario.name}
+    if (arrivals := arrivals_of(completed, seen.label)) is not None:
+        load["arrivals"] = arrivals
+    if scenario.key.run is not None:
+        load["run"] = scenario.key.run
+    ends = ("before", scenario.before), ("after", scenario.after)
+    cut = ",".join(end for end, requests in ends if requests)
+    # Those that were not served; their tokens are not in the figure.
+    others = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REFUSED)
+    counts = {outcome.value: len(scenario.ended(outcome)) for outcome in others}
+    return Measured(
+        label=seen.label,
+        engine=scenario.sequences[0].engine.columns,
+        model=model,
+        totals=found,
+        source_tag=f"{source.tag}/{scenario.name}",
+        batches=seen.batches,
+        load=load,
+        latency_ms=latency_notes(found.times_s, 1000),
+        outcomes={name: count for name, count in counts.items() if count},
+        settings=_settings(scenario, seen),
+        doubts={names.CUT: cut} if cut else {},
+        served_as=scenario.key.model,
+    )
+
+
+def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals | None:
+    """Returns how requests arrived; None where they do not show it, and where the label implies
+    it.
+
+    In a closed loop each request but the first of each client follows the end of another one
+    without a pause; by a schedule it does not. What a few requests show is by chance, and unknown.
+    """
+    if label is Label.SINGLE_STREAM or len(requests) < LEAST:
+        return None
+    arrived = sorted(each.arrived_s for each in requests)
+    ended = sorted(each.ended_s for each in requests)
+    if arrived[-1] - arrived[0] <= _AT_ONCE_SHARE * (ended[-1] - arrived[0]):
+        return Arrivals.AT_ONCE
+    clients = intervals.most(each.in_flight for each in requests)
+    follow = [arrived[number] - ended[number - clients] for number in range(clients, len(arrived))]
+    if len(follow) < LEAST:
+        return None
+    pause_s = max(_PAUSE_S, _PAUSE_SHARE * median(each.latency_s for each in requests))
+    if sum(each <= pause_s for each in follow) >= _CLOSED_SHARE * len(follow):
+        return Arrivals.CLOSED_LOOP
+    return Arrivals.OPEN_LOOP if label is Label.BATCHED_ONLINE else None
+
+
+def _completed(scenario: Scenario) -> list[CompletedRequest]:
+    """Converts the answered requests, in seconds since the first one, which keeps nanoseconds.
+
+    The first token is the first byte of a streamed answer, which is when the client can see it.
+    First tokens of some answers do not represent all of them.
+    """
+
+    def since(at_ns: int) -> float:
+        return (at_ns - scenario.start_ns) / 1e9
+
+    streamed = all(each.first_byte_ns is not None for each in scenario.served)
+    return [
+        CompletedRequest(
+            arrived_s=since(each.start_ns),
+            first_token_s=since(each.first_byte_ns or 0) if streamed else None,
+            ended_s=since(each.end_ns),
+            input_tokens=each.engine_input_tokens,
+            output_tokens=each.answered_tokens,
+            longest_output_tokens=each.longest_output_tokens,
+        )
+        for each in scenario.served
+    ]
+
+
+def _settings(scenario: Scenario, seen: Observation) -> Notes:
+    """Returns the notes about the engine: what limited its batch, and how it was configured."""
+    notes: Notes = {}
+    if seen.label is Label.OFFLINE and seen.limited_by is not None:
+        notes["batch_limited_by"] = seen.limited_by
+    if any(each.requested_sequences > 1 for each in scenario.served):
+        notes[names.BATCH_REQUESTS] = intervals.mean(
+            Interval(min(of.first_ns for of in own), max(of.end_ns for of in own))
+            for each in scenario.served
+            if (own := each.sequences)
+        )
+    if scenario.key.profile is not None:
+        notes["profile"] = scenario.key.profile
+    notes |= scenario.sequences[0].engine.conditions
+    if (ratio := prefix_hit_ratio(scenario.sequences)) is not None:
+        notes[names.PREFIX_HIT_RATIO] = ratio
+    return notes
