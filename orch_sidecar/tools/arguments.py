@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -81,6 +81,17 @@ def add_slo(group: argparse._ActionsContainer, *times: str) -> None:
     for time in times:
         text = f"bound of the {SLO_TIMES[time]}"
         group.add_argument(f"--slo-{time}-ms", type=positive, metavar="MS", help=text)
+
+
+def slo_of(options: argparse.Namespace) -> dict[str, float]:
+    """Returns the bounds in ms that `add_slo` has added, by the names of their times."""
+    return given(options, {time: f"slo_{time}_ms" for time in SLO_TIMES})
+
+
+def given(options: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the values that some options have, by other names."""
+    found = {name: getattr(options, option, None) for name, option in names.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def add_lengths(group: argparse._ActionsContainer, prompt: int, answer: int | None) -> None:

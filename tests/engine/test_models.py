@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
-from orch_sidecar.tools.bench.load.capabilities import read_capabilities
+from orch_sidecar.tools.bench.load.capabilities import fetch_json, read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.adapter import write_adapter
@@ -96,7 +96,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
         await all_ready(http, url)
         assert await names() == ("tiny", "alias")
         assert (await status("alias"), await status("sql")) == (200, 404)
-        listed = await Endpoint.of(url, None, {}).fetch_json("/v1/models")
+        listed = await fetch_json(Endpoint.of(url, None, {}), "/v1/models")
         assert listed is not None
         assert [each["id"] for each in listed["data"]] == ["tiny", "alias"]
         await call("/v1/load_lora_adapter", lora_name="sql", lora_path=str(adapter))

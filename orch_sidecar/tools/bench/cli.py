@@ -6,19 +6,17 @@ With `decode.cli` and `reports`, the only module here that prints and writes fil
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvloop
-from pydantic import BaseModel
 
 from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative, run_command
 from orch_sidecar.tools.bench.decode import cli as decode
-from orch_sidecar.tools.bench.load.driver import interrupts, unless_interrupted
+from orch_sidecar.tools.bench.load.driver import cancelled_by_signals, interruptible
 from orch_sidecar.tools.bench.plan import (
     InvalidOptions,
     add_arrivals,
@@ -27,7 +25,6 @@ from orch_sidecar.tools.bench.plan import (
     counts,
     plan_of,
     scenario_of,
-    sweep_scenario,
 )
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_title
 from orch_sidecar.tools.bench.reports import (
@@ -36,6 +33,7 @@ from orch_sidecar.tools.bench.reports import (
     check_files,
     page_of,
     write_report,
+    written,
 )
 from orch_sidecar.tools.bench.results.fact import row_of, with_evidence
 from orch_sidecar.tools.bench.results.result import Result
@@ -44,8 +42,9 @@ from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
 from orch_sidecar.tools.drawing.picture import drawn
-from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output, print_error
+from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 _DESCRIPTION: Final = """Measures an OpenAI endpoint and judges whether the figures are valid.
@@ -67,13 +66,23 @@ _EPILOG: Final = """examples:
 exit codes: 0 valid, preliminary or unverified, and one client of a sweep that is unbatched;
             1 not measurable, invalid or incomplete; 2 bad usage"""
 
-_HELP: Final = {
-    Label.SINGLE_STREAM: "one client, which sends its next request when one has ended",
-    Label.BATCHED_ONLINE: "requests at a rate or by a trace, or a closed loop of several clients",
-    Label.OFFLINE: "all requests at once: throughput only",
+# What each command measures, by the names of options of a scenario; batched-online has arrivals of
+# its own among its options.
+_RUNS: Final[dict[Label, tuple[str, dict[str, Any]]]] = {
+    Label.SINGLE_STREAM: (
+        "one client, which sends its next request when one has ended",
+        {"arrivals": Arrivals.ONE_BY_ONE, "concurrency": 1},
+    ),
+    Label.BATCHED_ONLINE: (
+        "requests at a rate or by a trace, or a closed loop of several clients",
+        {},
+    ),
+    Label.OFFLINE: (
+        "all requests at once: throughput only",
+        {"arrivals": Arrivals.AT_ONCE},
+    ),
 }
-
-_Work = Callable[[argparse.Namespace, asyncio.Event], Awaitable[int]]
+_SWEEP: Final = "closed loops of several concurrencies: throughput and latency by batch"
 
 
 def main(arguments: list[str]) -> None:
@@ -88,11 +97,12 @@ def main(arguments: list[str]) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     found = TextParser(prog="orch bench", description=_DESCRIPTION, epilog=_EPILOG)
+    found.set_defaults(find_rate=False, loadgen=False, concurrencies=None, plot=None)
     commands = found.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
-    for label, text in _HELP.items():
+    for label, (text, scenario) in _RUNS.items():
         each = commands.add_parser(label.value.replace("_", "-"), help=text, description=text)
-        each.set_defaults(run=_measuring(_run), label=label, find_rate=False)
-        if label is Label.BATCHED_ONLINE:
+        each.set_defaults(run=_run, label=label, **scenario)
+        if not scenario:
             add_arrivals(each)
         add_length(each, label)
         each.add_argument(
@@ -100,11 +110,14 @@ def parser() -> argparse.ArgumentParser:
             help="let MLCommons' loadgen send the requests, and keep its logs beside the result",
         )  # fmt: skip
         add_report(add_common(each))
-    text = "closed loops of several concurrencies: throughput and latency by batch"
-    each = commands.add_parser("sweep", help=text, description=text)
-    each.set_defaults(run=_measuring(_sweep))
-    add, text, sizes = each.add_argument, "default: 1,2,4,8,16", (1, 2, 4, 8, 16)
-    add("--concurrency", type=counts, default=sizes, metavar="B,B,...", help=text)
+    each = commands.add_parser("sweep", help=_SWEEP, description=_SWEEP)
+    online = {"label": Label.BATCHED_ONLINE, "arrivals": Arrivals.CLOSED_LOOP, "requests": 1}
+    each.set_defaults(run=_run, **online)
+    add = each.add_argument
+    add(
+        "--concurrency", type=counts, dest="concurrencies", default=(1, 2, 4, 8, 16),
+        metavar="B,B,...", help="default: 1,2,4,8,16",
+    )  # fmt: skip
     text = "of each concurrency, at least; default: %(default)g"
     add("--duration", type=non_negative, default=20.0, metavar="SECONDS", help=text)
     add_plot(each)
@@ -114,78 +127,56 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _measuring(work: _Work) -> Callable[[argparse.Namespace], int]:
-    """Makes a command of the work, which begins when its files can be written."""
-
-    async def interruptible(options: argparse.Namespace) -> int:
-        with interrupts() as interrupted:
-            return await work(options, interrupted)
-
-    def run(options: argparse.Namespace) -> int:
-        check_files(options)
-        return uvloop.run(interruptible(options))
-
-    return run
+def _run(options: argparse.Namespace) -> int:
+    check_files(options)
+    return report(uvloop.run(_measured(options)), options)
 
 
-async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
-    scenario = scenario_of(options, options.label)
+async def _measured(options: argparse.Namespace) -> Result | Sweep:
+    with cancelled_by_signals(), interruptible():
+        return await measured(options)
+
+
+async def measured(options: argparse.Namespace) -> Result | Sweep:
+    """Measures what the options say. Raises what `plan_of` and `measure` raise."""
+    scenario = scenario_of(options)
     if options.loadgen:
         if options.find_rate:
             raise InvalidOptions("--find-rate: --loadgen sends one rate, give --rate alone")
         scenario = replace(scenario, loadgen=loadgen.check(scenario))
-    plan = await unless_interrupted(interrupted, plan_of(options, scenario))
+    plan = await plan_of(options, scenario)
+    if options.concurrencies is not None:
+        return await run_sweep(plan, options.concurrencies)
     if options.find_rate:
-        return _report(await find_rate(plan, options.trial, interrupted, print_error), options)
-    return _report(await measure(plan, interrupted, print_error), options)
+        return await find_rate(plan, options.trial)
+    return await measure(plan)
 
 
-async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
-    plan = await unless_interrupted(interrupted, plan_of(options, sweep_scenario(options)))
-    found = await run_sweep(plan, options.concurrency, interrupted, print_error)
-    return _report(found, options)
+def report(found: Result | Sweep, options: argparse.Namespace) -> int:
+    """Prints and writes what was measured; returns the exit code.
 
-
-def _report(found: Result | Sweep, options: argparse.Namespace) -> int:
-    """Prints and writes what was measured; returns the exit code."""
+    One file that cannot be written costs none of the others.
+    """
     swept = isinstance(found, Sweep)
     results = found.results if isinstance(found, Sweep) else [found]
     page = page_of(found)
     print(page.plain)
     output = options.output or Path(f"orch-{'sweep' if swept else 'bench'}-{results[0].id}.json")
-    done = [_write(found, output)]
-    if options.facts is not None:
-        added = [_add(result, options.facts, swept=swept) for result in results]
-        done += [] if swept else added  # one client of a sweep makes no row
+    text = json.dumps(found.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
+    done = [written("result", output, lambda: files.write(output, f"{text}\n"))]
+    for result in results if options.facts is not None else ():
+        which = f", concurrency {result.scenario.clients}" if swept else ""
+        added = written(f"row{which}", options.facts, partial(_add, result, options.facts))
+        done += [] if swept else [added]  # one client of a sweep makes no row
+        if added and (missing := result.evidence.missing):
+            print(f"  without evidence: {missing}")
     if isinstance(found, Sweep) and options.plot is not None and found.points:
         picture = drawn(options.plot.suffix, sweep_title(found), sweep_charts(found))
-        files.write(options.plot, picture)
-        print(f"plot: {options.plot}")
+        done.append(written("plot", options.plot, lambda: files.write(options.plot, picture)))
     done.append(write_report(page, options.report, output))
     return 0 if all(done) and found.is_sound else 1
 
 
-def _add(result: Result, facts: Path, *, swept: bool) -> bool:
-    """Appends a row to the table; returns whether that succeeded."""
-    which = f"concurrency {result.scenario.clients}: " if swept else ""
-    try:
-        files.append(facts, [with_evidence(row_of(result), result, facts)])
-    except (ValueError, OSError) as error:
-        print_error(f"no row: {which}{error}")
-        return False
-    print(f"row: {which}{facts}")
-    if missing := result.evidence.missing:
-        print(f"  without evidence: {missing}")
-    return True
-
-
-def _write(document: BaseModel, path: Path) -> bool:
-    """Writes a result file; returns whether that succeeded, as a row can still be added."""
-    text = json.dumps(document.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
-    try:
-        files.write(path, text + "\n")
-    except OSError as error:
-        print_error(f"no result: {path}: {error}")
-        return False
-    print(f"result: {path}")
-    return True
+def _add(result: Result, facts: Path) -> None:
+    """Appends a row to the table, with its evidence beside it."""
+    files.append(facts, [with_evidence(row_of(result), result, facts)])

@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,15 +22,17 @@ from orch_sidecar.tools.arguments import (
     count,
     count_or_zero,
     file_of,
+    given,
     non_negative,
     positive,
+    slo_of,
 )
 from orch_sidecar.tools.bench.load import prompts
-from orch_sidecar.tools.bench.load.capabilities import read_capabilities
+from orch_sidecar.tools.bench.load.capabilities import served_model, token_ids
 from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint, api_key
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
-from orch_sidecar.tools.bench.results.result import GIVEN, Given
+from orch_sidecar.tools.bench.load.scenario import Plan, Replay, Scenario
+from orch_sidecar.tools.bench.results.result import GIVEN
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
@@ -174,6 +176,18 @@ def add_arrivals(parser: argparse.ArgumentParser) -> None:
     add_bulk_clients(replayed, "--input-tokens and --output-tokens or of --prompts")
 
 
+# The options that a scenario has as they are, by its fields.
+_STATED: Final = {
+    "label": "label",
+    "arrivals": "arrivals",
+    "least_requests": "requests",
+    "least_seconds": "duration",
+    "seed": "seed",
+    "clients": "concurrency",
+    "rate_per_s": "rate",
+    "burstiness": "burstiness",
+    "warm_up_requests": "warm_up",
+}
 # What an option of arrivals belongs to.
 _NEEDED: Final = {
     "burstiness": "rate",
@@ -183,165 +197,72 @@ _NEEDED: Final = {
 }
 
 
-def given_of(options: argparse.Namespace) -> dict[str, str | int]:
-    """Returns the parts of the engine's identity that were given by hand."""
-    found = {name: getattr(options, name, None) for name in GIVEN}
-    return {name: value for name, value in found.items() if value is not None}
+def scenario_of(options: argparse.Namespace) -> Scenario:
+    """Returns the scenario that the options define. A command without the options of
+    `add_arrivals` has its arrivals among them.
+
+    Raises InvalidOptions, and OSError and UnreadableFile for a file that is no trace.
+    """
+    found: dict[str, Any] = given(options, _STATED) | {"slo_ms": slo_of(options)}
+    return Scenario(**found if "arrivals" in found else found | _arrivals(options))
 
 
-def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
-    """Returns the scenario that the options define. Raises InvalidOptions, and OSError and
-    UnreadableFile for a file that is no trace."""
-    common: dict[str, Any] = {
-        "label": label,
-        "least_requests": options.requests,
-        "least_seconds": options.duration,
-        "seed": options.seed,
-        "warm_up_requests": options.warm_up,
-        "slo_ms": slo_of(options),
-    }
-    if label is Label.SINGLE_STREAM:
-        return Scenario(arrivals=Arrivals.ONE_BY_ONE, clients=1, **common)
-    if label is Label.OFFLINE:
-        return Scenario(arrivals=Arrivals.AT_ONCE, **common)
+def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what of a scenario follows from how its requests arrive."""
     for name, needed in _NEEDED.items():
         if getattr(options, name) and getattr(options, needed) is None:
             raise InvalidOptions(f"--{name.replace('_', '-')}: it needs --{needed} beside it")
-    if options.find_rate and not common["slo_ms"]:
+    if options.find_rate and not slo_of(options):
         raise InvalidOptions(
             "--find-rate needs an SLO: give --slo-ttft-ms, --slo-tpot-ms or --slo-latency-ms"
         )
-    if options.concurrency is not None:
-        return Scenario(arrivals=Arrivals.CLOSED_LOOP, clients=options.concurrency, **common)
     if options.trace is not None:
-        replay = Replay(
-            *traces_of(options),
-            options.bulk_clients,
-            options.trace_window,
-            options.time_factor,
-            options.length_factor,
-        )
+        factors = options.trace_window, options.time_factor, options.length_factor
+        replay = Replay(*traces_of(options), options.bulk_clients, *factors)
         length = {"least_requests": len(replay.due_s), "least_seconds": 0.0}
-        return Scenario(arrivals=Arrivals.TRACE, replay=replay, **common | length)
-    arrivals, shape = Arrivals.POISSON, options.burstiness
-    if shape is not None:
-        arrivals = Arrivals.GAMMA if math.isfinite(shape) else Arrivals.CONSTANT
-    return Scenario(
-        arrivals=arrivals,
-        rate_per_s=options.rate,
-        burstiness=shape if arrivals is Arrivals.GAMMA else None,
-        **common,
-    )
-
-
-def sweep_scenario(options: argparse.Namespace) -> Scenario:
-    """Returns the scenario of a sweep without its concurrency, which `run_sweep` sets."""
-    return Scenario(
-        Label.BATCHED_ONLINE,
-        Arrivals.CLOSED_LOOP,
-        least_requests=1,
-        least_seconds=options.duration,
-        seed=options.seed,
-        slo_ms=slo_of(options),
-    )
-
-
-def slo_of(options: argparse.Namespace) -> dict[str, float]:
-    """Returns the bounds in ms, by the names of their times, of what `add_slo` has added."""
-    given = {time: getattr(options, f"slo_{time}_ms", None) for time in SLO_TIMES}
-    return {time: bound for time, bound in given.items() if bound is not None}
+        return {"arrivals": Arrivals.TRACE, "replay": replay, "trace": replay.document, **length}
+    if options.concurrency is not None:
+        return {"arrivals": Arrivals.CLOSED_LOOP}
+    if options.burstiness is None:
+        return {"arrivals": Arrivals.POISSON}
+    if math.isfinite(options.burstiness):
+        return {"arrivals": Arrivals.GAMMA}
+    return {"arrivals": Arrivals.CONSTANT, "burstiness": None}
 
 
 _OUTPUT_TOKENS: Final = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to measure, and where.
-
-    `prompts`: returns the prompts of a seed. `prompts_text`: describes them. `for_row`: the result
-    is to become a row of a table. `ids`: the token ids that the prompts of a trace are made of.
-    `restarts`: how often a run begins again that others disturb. `loadgen_logs`: the folder of the
-    logs of MLCommons' load generator; None: by the id of the run.
-    """
-
-    endpoint: Endpoint
-    model: str
-    pool: str | None
-    scenario: Scenario
-    prompts: Callable[[int], Iterator[Prompt]]
-    prompts_text: str
-    ignore_eos: bool
-    given: Given
-    for_row: bool = False
-    ids: tuple[int, ...] = ()
-    restarts: int = 0
-    loadgen_logs: Path | None = None
-
-
 async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
-    """Returns the plan. Raises InvalidOptions, EndpointError, OSError and ValueError."""
+    """Returns the plan. Raises EndpointError, OSError and ValueError."""
     endpoint = Endpoint.of(options.url, api_key(), dict(options.header))
-    model = options.model or await _model(endpoint, options.pool)
-    ids: tuple[int, ...] = ()
-    if options.prompts is None or scenario.replay is not None:
-        ids = await _vocabulary(endpoint, model)
-    made, text = _prompts(options, ids)
-    if scenario.replay is not None:
-        beside = f"; bulk: {text}" if scenario.replay.bulk_clients else ""
-        text = f"synthetic, of the lengths of {scenario.replay.trace.name}{beside}"
+    model = options.model or await served_model(endpoint, options.pool)
+    replay, ids = scenario.replay, tuple[int, ...]()
+    if options.prompts is None or replay is not None:
+        ids = prompts.vocabulary(await token_ids(endpoint, model, prompts.PAIRS))
+    made: Callable[[int], Iterator[Prompt]]
+    if options.prompts is not None:
+        read = prompts.from_file(options.prompts, options.output_tokens, options.seed)
+        made, text = partial(prompts.cycle, read), f"{len(read)} of the file {options.prompts.name}"
+    else:
+        lengths = options.input_tokens, options.output_tokens or _OUTPUT_TOKENS
+        made = partial(prompts.synthetic, ids, *lengths)
+        text = "synthetic, {} in, {} out".format(*lengths)
+    if replay is not None:
+        beside = f"; bulk: {text}" if replay.bulk_clients else ""
+        text = f"synthetic, of the lengths of {replay.trace.name}{beside}"
+    output = options.output
     return Plan(
         endpoint=endpoint,
         model=model,
         pool=options.pool,
-        scenario=scenario,
+        scenario=replace(scenario, prompts=text),
         prompts=made,
-        prompts_text=text,
         ignore_eos=not options.no_ignore_eos,
-        given=given_of(options),
+        given=given(options, {name: name for name in GIVEN}),
         for_row=options.facts is not None,
         ids=ids,
         # A test of MLCommons' load generator cannot be stopped, and there is one in a process.
         restarts=0 if scenario.loadgen else options.restarts,
-        loadgen_logs=options.output and logs_beside(options.output),
-    )
-
-
-def logs_beside(output: Path) -> Path:
-    """Returns the folder beside a result that has the logs of MLCommons' load generator."""
-    return output.with_name(f"{output.stem}-loadgen")
-
-
-async def _model(endpoint: Endpoint, pool: str | None) -> str:
-    """Returns the first model of the pool, or of the endpoint if it reports no pools."""
-    found = await read_capabilities(endpoint, pool)
-    return await endpoint.model() if found is None else found.snapshot.models[0]
-
-
-async def _vocabulary(endpoint: Endpoint, model: str) -> tuple[int, ...]:
-    """Returns the token ids that synthetic prompts are made of."""
-
-    async def tokenize(text: str) -> list[int]:
-        tokens = await endpoint.tokens(model, text)
-        if tokens is None:
-            raise InvalidOptions(
-                f"{endpoint.url} has no /tokenize, which synthetic prompts need: give --prompts"
-            )
-        return tokens
-
-    return await prompts.vocabulary(tokenize)
-
-
-def _prompts(
-    options: argparse.Namespace, ids: tuple[int, ...]
-) -> tuple[Callable[[int], Iterator[Prompt]], str]:
-    """Returns the prompts by seed, and their description."""
-    if options.prompts is not None:
-        read = prompts.from_file(options.prompts, options.output_tokens, options.seed)
-        text = f"{len(read)} of the file {options.prompts.name}"
-        return lambda seed: prompts.cycle(read, seed), text
-    length, output_tokens = options.input_tokens, options.output_tokens or _OUTPUT_TOKENS
-    return (
-        lambda seed: prompts.synthetic(ids, length, output_tokens, seed),
-        f"synthetic, {length} in, {output_tokens} out",
+        loadgen_logs=output and output.with_name(f"{output.stem}-loadgen"),
     )

@@ -6,7 +6,6 @@ Checks before a run that all of its files can be written.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,8 @@ from orch_sidecar.tools.bench.report.sweep import sweep_report
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.drawing.page import Page
-from orch_sidecar.tools.drawing.picture import PlotUnavailable, require
+from orch_sidecar.tools.drawing.picture import require
+from orch_sidecar.tools.facts.commands.terminal import print_error
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
@@ -97,12 +97,17 @@ def write_report(page: Page, wanted: Path | bool | None, beside: Path) -> bool:
     if wanted is None:
         return True
     path = wanted if isinstance(wanted, Path) else beside.with_suffix(_PAGE)
+    return written("report", path, lambda: files.write(path, page.html))
+
+
+def written(what: str, path: Path, write: Callable[[], object]) -> bool:
+    """Writes a file, and says so, or why not; returns whether that succeeded."""
     try:
-        files.write(path, page.html)
-    except (PlotUnavailable, OSError) as error:
-        print(f"no report: {path}: {error}", file=sys.stderr)
+        write()
+    except (OSError, ValueError) as error:
+        print_error(f"no {what}: {path}: {error}")
         return False
-    print(f"report: {path}")
+    print(f"{what}: {path}")
     return True
 
 

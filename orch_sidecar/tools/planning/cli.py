@@ -22,10 +22,10 @@ from orch_sidecar.tools.arguments import (
     positive,
     run_command,
     share,
+    slo_of,
 )
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, api_key
-from orch_sidecar.tools.bench.plan import slo_of
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded

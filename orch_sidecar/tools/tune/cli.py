@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +28,11 @@ from orch_sidecar.tools.arguments import (
     positive,
     run_command,
 )
-from orch_sidecar.tools.bench.load.capabilities import entry_of, read_capabilities
-from orch_sidecar.tools.bench.load.driver import interrupts
-from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.plan import Plan, add_endpoint, plan_of, slo_of
+from orch_sidecar.tools.bench.load.capabilities import read_capabilities
+from orch_sidecar.tools.bench.load.driver import cancelled_by_signals, interruptible
+from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
+from orch_sidecar.tools.bench.load.scenario import Plan
+from orch_sidecar.tools.bench.plan import add_endpoint, plan_of, scenario_of
 from orch_sidecar.tools.bench.report.sweep import fitted
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
@@ -80,15 +80,9 @@ class Tuning:
     rate: RateSearch | None
 
 
-async def tune(
-    plan: Plan,
-    traffic: Traffic,
-    seconds: float,
-    interrupted: asyncio.Event,
-    report: Callable[[str], None],
-) -> Tuning:
-    """Measures and decides. `traffic`: like that of the plan. `seconds`: of each concurrency and
-    trial. `report`: progress.
+async def tune(plan: Plan, traffic: Traffic) -> Tuning:
+    """Measures and decides. `traffic`: like that of the plan, whose scenario has the length of each
+    concurrency and trial.
 
     Raises what `measure` of bench raises, and NotEnough where no curve can be drawn.
     """
@@ -98,36 +92,41 @@ async def tune(
             f"{plan.endpoint.url} has no /v1/capabilities: orch tune needs an engine with the "
             "plugin, or a sidecar"
         )
-    slots = found.snapshot.slots_total
+    scenario, slots = plan.scenario, found.snapshot.slots_total
     sizes = [2**power for power in range(slots.bit_length()) if 2**power < slots] + [slots]
-    report(f"{len(sizes)} concurrencies from 1 to {slots}, {seconds:g} s each, then up to 5 rates")
-    fields = {**plan.endpoint.fields, X_ORCH_CLASS: _SWEEP_CLASS}
-    closed = Scenario(Label.BATCHED_ONLINE, Arrivals.CLOSED_LOOP, 1, seconds, plan.scenario.seed)
-    endpoint = replace(plan.endpoint, fields=fields)
-    steady = replace(plan, endpoint=endpoint, scenario=closed)
-    sweep = await run_sweep(steady, sizes, interrupted, report)
+    seconds = scenario.least_seconds
+    print_error(
+        f"{len(sizes)} concurrencies from 1 to {slots}, {seconds:g} s each, then up to 5 rates"
+    )
+    sweep = await run_sweep(_closed(plan), sizes)
     if sweep.ended_by:
         raise EndpointError(f"the closed loops ended early {sweep.ended_by}")
-    curve = curve_of(steps_between(*_entries(each, found.snapshot.pool)) for each in sweep.results)
-    entry = _entries(sweep.results[-1], found.snapshot.pool)[1]
+    curve = curve_of(steps_between(*_entries(each)) for each in sweep.results)
+    entry = _entries(sweep.results[-1])[1]
     prefill = entry.get("prefill_tokens_per_s") or None
     model = model_of(entry, round(traffic.prompt + traffic.output), curve, prefill)
-    slo_ms = plan.scenario.slo_ms
     full = FullSlots(model.shape(), traffic)
     full.measured(_times_per_token(sweep))
-    decision = decide(model, full, slo_ms.get("tpot"), slots)
+    decision = decide(model, full, scenario.slo_ms.get("tpot"), slots)
     rate = None
-    if slo_ms:
+    if scenario.slo_ms:
         usable = min(decision.slots, slots)
         rate = RateSearch(_FIRST_SHARE * full.at(usable).requests_per_s, RATES, seconds)
-        apart = replace(plan.scenario, seed=plan.scenario.seed + _SEEDS_APART)
+        apart = replace(scenario, seed=scenario.seed + _SEEDS_APART)
         try:
-            why = await try_rates(replace(plan, scenario=apart), rate, interrupted, report)
+            why = await try_rates(replace(plan, scenario=apart), rate)
         except Unavailable as error:  # the slots are decided
             why = f"the search for a rate ended early: {error}"
         if why:
             decision = replace(decision, doubts=(*decision.doubts, why))
     return Tuning(sweep, model, full, decision, rate)
+
+
+def _closed(plan: Plan) -> Plan:
+    """Returns the plan of the closed loops, whose answers need not keep the SLO."""
+    fields = {**plan.endpoint.fields, X_ORCH_CLASS: _SWEEP_CLASS}
+    scenario = replace(plan.scenario, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, slo_ms={})
+    return replace(plan, endpoint=replace(plan.endpoint, fields=fields), scenario=scenario)
 
 
 def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:
@@ -140,9 +139,9 @@ def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:
             yield clients, 1000 * tpot.p95
 
 
-def _entries(result: Result, pool: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _entries(result: Result) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Returns the pool's entries before and after a run."""
-    found = [entry_of(document, pool) for document in result.capabilities]
+    found = [Capabilities.of(each, result.engine.pool).entry for each in result.capabilities]
     if len(found) < 2:
         raise EndpointError(
             f"the engine's state after a run is missing: {'; '.join(result.reasons) or 'unknown'}"
@@ -273,14 +272,10 @@ def main(arguments: list[str]) -> None:
 
 
 async def _tune(options: argparse.Namespace) -> None:
-    scenario = Scenario(
-        Label.BATCHED_ONLINE, Arrivals.POISSON, 1, options.seconds, options.seed, rate_per_s=1.0,
-        slo_ms=slo_of(options),
-    )  # fmt: skip
-    with interrupts() as interrupted:
-        plan = await plan_of(options, scenario)
+    with cancelled_by_signals(), interruptible():
+        plan = await plan_of(options, scenario_of(options))
         traffic = Workload(0.0, options.input_tokens, options.output_tokens, spread=0.0)
-        found = await tune(plan, traffic, options.seconds, interrupted, print_error)
+        found = await tune(plan, traffic)
     await asyncio.to_thread(_report, found, options)
 
 
@@ -304,14 +299,17 @@ def _report(found: Tuning, options: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     found = TextParser(prog="orch tune", description=_DESCRIPTION, epilog=_EPILOG)
-    # What `plan_of` reads of a bench's options and this command has no use for.
-    found.set_defaults(prompts=None, no_ignore_eos=False, facts=None)
+    # What the scenario and the plan of a bench follow from, and this command has no options for.
+    found.set_defaults(
+        label=Label.BATCHED_ONLINE, arrivals=Arrivals.POISSON, rate=1.0, requests=1,
+        prompts=None, no_ignore_eos=False, facts=None,
+    )  # fmt: skip
     add_endpoint(found)
     add_slo(found, "ttft", "tpot")
     add_lengths(found, 256, 64)
     add = found.add_argument
     text = "of each concurrency and each rate, at least; default: %(default)g"
-    add("--seconds", type=positive, default=10.0, help=text)
+    add("--seconds", dest="duration", type=positive, default=10.0, metavar="SECONDS", help=text)
     add_seed(found)
     add_profile(found, "to change")
     add("--output", type=Path, default=Path("tuned.yaml"), help="profile; default: %(default)s")

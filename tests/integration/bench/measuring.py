@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt, cycle, synthetic
-from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.plan import Plan
+from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -33,7 +30,6 @@ def plan(url: str, scenario: Scenario, **more: Any) -> Plan:
         "pool": None,
         "scenario": scenario,
         "prompts": lambda seed: synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, seed),
-        "prompts_text": "synthetic",
         "ignore_eos": True,
         "given": {},
     }
@@ -46,13 +42,9 @@ def the_same(seed: int) -> Any:
     return cycle([Prompt(each.content, each.input_tokens, OUTPUT_TOKENS) for each in prompts], seed)
 
 
-async def measured(
-    url: str, scenario: Scenario, *, requests: int | None = None, trial: bool = False, **more: Any
-) -> Result:
+async def measured(url: str, scenario: Scenario, **more: Any) -> Result:
     """The result of a run that nobody interrupts."""
-    if requests is not None:
-        scenario = replace(scenario, least_requests=requests)
-    return await measure(plan(url, scenario, **more), asyncio.Event(), trial=trial)
+    return await measure(plan(url, scenario, **more))
 
 
 def url_of(running: Running) -> str:

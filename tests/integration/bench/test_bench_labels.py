@@ -13,7 +13,7 @@ import pytest
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
-from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
+from orch_sidecar.tools.bench.runs.run import NotMeasurable
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
     CLOSED,
@@ -21,7 +21,6 @@ from tests.integration.bench.measuring import (
     POISSON,
     SINGLE,
     measured,
-    plan,
     the_same,
     url_of,
 )
@@ -167,7 +166,11 @@ async def test_counts_that_come_late_are_waited_for(
 
 @pytest.mark.parametrize("scenario", [CLOSED, OFFLINE])
 async def test_request_that_is_under_way_before_it_is_refused_before_anything_is_sent(
-    another: Engine, start: Start, scenario: Any, monkeypatch: pytest.MonkeyPatch
+    another: Engine,
+    start: Start,
+    scenario: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It is taken before the window and ends after it: no count of requests shows it."""
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.IDLE_TIMEOUT_S", 0.5)
@@ -181,34 +184,30 @@ async def test_request_that_is_under_way_before_it_is_refused_before_anything_is
         client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=2000)
     )
     await eventually(lambda: engine.present)
-    messages: list[str] = []
-    alone = plan(url_of(sidecar), replace(scenario, warm_up_requests=0), restarts=1)
     with pytest.raises(NotMeasurable, match="not idle before the run: it serves requests of oth"):
-        await measure(alone, asyncio.Event(), messages.append)
+        await measured(url_of(sidecar), scenario, restarts=1)
     assert not long.done()
     long.cancel()
     await asyncio.gather(long, return_exceptions=True)
-    [text] = messages
-    assert text.endswith("the run begins again (1 of 1 times left)")
+    assert capsys.readouterr().err.endswith("the run begins again (1 of 1 times left)\n")
     assert len(engine.generating) == 1
 
 
 async def test_request_of_others_begins_the_run_again_at_once(
-    home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    home: Running,
+    at_home: ScriptedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """And where no restart is left it ends at once, invalid."""
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.WATCH_INTERVAL_S", 0.1)
-    client, messages = await home.client(), list[str]()
+    client = await home.client()
     prompt: Any = list(range(5))
 
     async def run_beside_others(restarts: int) -> Result:
         begun = len(at_home.generating)
         scenario = replace(SINGLE, least_seconds=1.0 if restarts else 600.0)
-        running = asyncio.create_task(
-            measure(
-                plan(url_of(home), scenario, restarts=restarts), asyncio.Event(), messages.append
-            )
-        )
+        running = asyncio.create_task(measured(url_of(home), scenario, restarts=restarts))
         await eventually(lambda: len(at_home.generating) > begun + 2)
         for _ in range(3):
             response = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=3)
@@ -218,11 +217,10 @@ async def test_request_of_others_begins_the_run_again_at_once(
     result = await run_beside_others(restarts=2)
     assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
     assert result.counts.sent < len(at_home.generating) - 4
-    [text] = messages
     assert re.fullmatch(
         r"(a request|\d requests) of others entered the engine within \d s of the start; "
-        r"the run begins again \(2 of 2 times left\)",
-        text,
+        r"the run begins again \(2 of 2 times left\)\n",
+        capsys.readouterr().err,
     )
     result = await run_beside_others(restarts=0)
     assert "of others entered the engine within" in result.reasons[0]

@@ -30,9 +30,10 @@ TRACE = Trace(
 
 
 def scenario(**more: Any) -> Scenario:
+    replay = Replay(TRACE, **more)
     return Scenario(
         Label.BATCHED_ONLINE, Arrivals.TRACE, len(TRACE.requests), 0.0, 0,
-        slo_ms={"ttft": 60_000.0}, replay=Replay(TRACE, **more),
+        slo_ms={"ttft": 60_000.0}, trace=replay.document, replay=replay,
     )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.runs.run import silent
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.traffic import Workload
@@ -21,7 +20,7 @@ from tests.integration.scripted_engine import ScriptedEngine
 pytestmark = pytest.mark.usefixtures("fast_reports")
 
 
-ONLINE = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.0, 0, rate_per_s=1.0)
+ONLINE = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.3, 0, rate_per_s=1.0)
 WITH_SLO = replace(ONLINE, slo_ms={"ttft": 1e6, "tpot": 1e6})
 TRAFFIC = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0)
 
@@ -35,11 +34,9 @@ def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_requests")
 async def test_curve_and_rate_are_those_of_the_engine(
-    cloud: Running, engine: ScriptedEngine
+    cloud: Running, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reported: list[str] = []
-    asked = plan(url_of(cloud), WITH_SLO)
-    found = await tune(asked, TRAFFIC, 0.3, asyncio.Event(), reported.append)
+    found = await tune(plan(url_of(cloud), WITH_SLO), TRAFFIC)
     assert [point.clients for point in found.sweep.points] == [1, 2, 4]
     assert {1, 2, 4} <= {point.batch for point in found.model.curve.points}
     step_ms = found.model.curve.ms(4)
@@ -49,30 +46,31 @@ async def test_curve_and_rate_are_those_of_the_engine(
     assert found.rate.best is not None
     assert all(trial.kept for trial in found.rate.trials)
     # A busy machine is told of, too: the client may be the bottleneck.
-    assert sum("met the SLO" in line for line in reported) == len(found.rate.trials)
+    assert capsys.readouterr().err.count("met the SLO") == len(found.rate.trials)
     classes = {request.header("x-vllm-priority") for request in engine.generating}
     assert classes == {"0", "1"}, "the curve is measured with bulk, the rate with interactive"
 
 
 async def test_interruption_ends_it_with_the_reason(cloud: Running, engine: ScriptedEngine) -> None:
-    interrupted = asyncio.Event()
-    tuning = tune(plan(url_of(cloud), ONLINE), TRAFFIC, 600.0, interrupted, silent)
-    running = asyncio.create_task(tuning)
+    long = replace(ONLINE, least_seconds=600.0)
+    running = asyncio.create_task(tune(plan(url_of(cloud), long), TRAFFIC))
     await eventually(lambda: len(engine.generating) > 3)
-    interrupted.set()
+    running.cancel()
     with pytest.raises(EndpointError, match="early at 1 clients: the user interrupted the run"):
         await running
 
 
 @pytest.mark.usefixtures("few_requests")
-async def test_interruption_of_the_search_is_a_doubt_of_what_was_decided(cloud: Running) -> None:
-    interrupted = asyncio.Event()
-
+async def test_interruption_of_the_search_is_a_doubt_of_what_was_decided(
+    cloud: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def report(line: str) -> None:
         if "met the SLO" in line:
-            interrupted.set()
+            running.cancel()
 
-    found = await tune(plan(url_of(cloud), WITH_SLO), TRAFFIC, 0.3, interrupted, report)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.print_error", report)
+    running = asyncio.create_task(tune(plan(url_of(cloud), WITH_SLO), TRAFFIC))
+    found = await running
     assert found.rate is not None
     assert [trial.kept for trial in found.rate.trials] == [True]
     assert found.decision.doubts[-1].startswith("the search for a rate ended early: ")

@@ -110,8 +110,8 @@ class ClientHealth:
     """The load on the client process. `lag_s`: samples of how late its event loop woke up.
     `cpu_share`: its CPU time as a share of one core."""
 
-    lag_s: tuple[float, ...]
-    cpu_share: float
+    lag_s: tuple[float, ...] = ()
+    cpu_share: float = 0.0
 
 
 def shown(text: str, most: int = _SHOWN) -> str:

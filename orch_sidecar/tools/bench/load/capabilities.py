@@ -1,15 +1,22 @@
-"""The state of the engine before and after a measurement, read from `/v1/capabilities`."""
+"""Asks an endpoint what it is: its models, its tokenizer, and the state of its engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+import aiohttp
 
+from orch_sidecar.api.errors import error_text
+from orch_sidecar.tools.bench.load.call import shown
+from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
+from orch_sidecar.tools.facts.labels.documents import parse_json
+from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot
+
+_TIMEOUT_S: Final = 10.0
+_SHOWN: Final = 300  # characters of an error response
 _PATH: Final = "/v1/capabilities"
 
 # An engine reports its counters once a second, and a sidecar serves the last report.
@@ -25,27 +32,75 @@ MOST_LOOKS: Final = 24
 READY: Final = "ready"
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """A capabilities document, and the snapshot of the pool in it.
+async def fetch_json(
+    endpoint: Endpoint,
+    path: str,
+    body: Any = None,
+    more: Mapping[str, str] | None = None,
+    *,
+    optional: bool = False,
+) -> Any | None:
+    """Returns the JSON of a GET, or of a POST of `body`; None if the path does not exist.
 
-    `idle`: False where the engine did not become idle in time.
+    `more`: further header fields. `optional`: any answer but JSON with status 200 counts as
+    none, as servers answer what they do not know in many ways. Raises EndpointError.
     """
+    method = "GET" if body is None else "POST"
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=endpoint.fields) as session,
+            session.request(method, endpoint.url + path, json=body, headers=more) as response,
+        ):
+            content = await response.read()
+            if response.status in (404, 405) or (optional and response.status != 200):
+                return None
+            if response.status != 200:
+                detail = shown(content.decode(errors="replace"), _SHOWN)
+                raise EndpointError(f"{method} {path} returned {response.status}: {detail}")
+            return parse_json(content)
+    except TimeoutError:
+        cause = f"no response within {_TIMEOUT_S:g} s"
+    except ValueError as error:
+        if optional:
+            return None
+        cause = str(error)
+    except aiohttp.ClientError as error:
+        cause = error_text(error) if isinstance(error, OSError) else str(error)
+    raise EndpointError(f"{method} {endpoint.url}{path}: {cause}")
 
-    document: Any
-    snapshot: Snapshot
-    idle: bool = True
 
-    @property
-    def entry(self) -> Mapping[str, Any]:
-        """The engine of the pool in the document."""
-        return entry_of(self.document, self.snapshot.pool)
+async def served_model(endpoint: Endpoint, pool: str | None) -> str:
+    """Returns the first model of the pool, or of the endpoint if it reports no pools.
+
+    Raises EndpointError.
+    """
+    if (found := await read_capabilities(endpoint, pool)) is not None:
+        return found.snapshot.models[0]
+    listed = await fetch_json(endpoint, "/v1/models")
+    try:
+        return str(listed["data"][0]["id"])  # type: ignore[index]
+    except (LookupError, TypeError):
+        raise EndpointError(
+            f"{endpoint.url}/v1/models lists no model: choose one with --model"
+        ) from None
 
 
-def entry_of(document: Any, pool: str) -> Mapping[str, Any]:
-    """Returns the engine of a pool in a document, which is valid; empty where there is none."""
-    entries = (each for each in document["engines"] if isinstance(each, Mapping))
-    return next((each for each in entries if each.get("pool") == pool), {})
+async def token_ids(endpoint: Endpoint, model: str, text: str) -> list[int]:
+    """Returns the token ids of a text, without special tokens, from vLLM's `/tokenize`.
+
+    Raises EndpointError.
+    """
+    query = {"model": model, "prompt": text, "add_special_tokens": False}
+    answer = await fetch_json(endpoint, "/tokenize", query)
+    if answer is None:
+        raise EndpointError(
+            f"{endpoint.url} has no /tokenize, which synthetic prompts need: give --prompts"
+        )
+    try:
+        return list(answer["tokens"])
+    except (LookupError, TypeError):
+        raise EndpointError(f"{endpoint.url}/tokenize returned no list of tokens") from None
 
 
 async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilities | None:
@@ -53,14 +108,13 @@ async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilitie
 
     Raises EndpointError where they are incomplete, and where nothing answers.
     """
-    document = await endpoint.fetch_json(_PATH, optional=True)
+    document = await fetch_json(endpoint, _PATH, optional=True)
     if not isinstance(document, Mapping) or "engines" not in document:
         return None
     try:
-        snapshot = parse_snapshot(document, pool)
+        return Capabilities.of(document, pool)
     except InvalidSnapshot as error:
         raise EndpointError(f"{endpoint.url}{_PATH}: {error}") from error
-    return Capabilities(document, snapshot)
 
 
 async def wait_until_idle(

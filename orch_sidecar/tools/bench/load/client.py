@@ -7,10 +7,11 @@ client, which never sends a request to a connection that a server may be closing
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from msgspec import MsgspecError, Struct, json
 
 from orch_sidecar.api import usage
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request, shown
@@ -22,89 +23,87 @@ from orch_sidecar.wire.http1 import Body, FramingError, Head, body_of, parse_hea
 _MOST_BYTES: Final = 64 * 2**20  # of an event, or of a line
 
 
-class EventStream:
-    """Reads an OpenAI event stream: which events carry tokens, its usage and its end.
+class _Choice(Struct):
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    finish_reason: str | None = None
 
-    `usage`: input and output tokens, None where not reported. `error`: the code of an error event,
-    empty without one. `done`: whether `[DONE]` has arrived. `generated`: the events so far with a
-    choice, which are those with tokens or with the end of a sequence: also of one whose last token
-    has no text.
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it stands for generated tokens.
+
+        One without text does too, unless it is the last: a character of several tokens is sent once
+        it is complete, and a special token never. The first event of a chat, with nothing but a
+        role, does not: vLLM sends it with the first token, other servers before they begin.
+        """
+        delta = self.delta or {}
+        if self.text or any(value for name, value in delta.items() if name != "role"):
+            return True
+        return self.finish_reason is None and "role" not in delta
+
+
+class _Event(Struct):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+
+
+_EVENT: Final = json.Decoder(_Event)
+
+
+class EventStream:
+    """Reads an OpenAI event stream into its call: the times of events with tokens, and its usage.
+
+    `error`: the code of an error event, or what is wrong with one; empty without. `done`: whether
+    `[DONE]` has arrived. `last_s`: the time of the last event with a choice, which is one with
+    tokens or with the end of a sequence: also of one whose last token has no text.
     """
 
-    def __init__(self) -> None:
-        self.usage: tuple[int | None, int | None] = (None, None)
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._events = event_stream.EventStream(_MOST_BYTES)
         self.error = ""
         self.done = False
-        self.generated = 0
-        self._events = event_stream.EventStream(_MOST_BYTES)
+        self.last_s: float | None = None
 
-    def feed(self, payload: bytes) -> int:
-        """Returns how many events with tokens these bytes complete."""
+    def feed(self, payload: bytes, at_s: float) -> None:
+        """Reads the events that these bytes complete, which came at that time."""
         try:
-            return sum(self._parse(data) for _, data in self._events.feed(payload))
-        except ValueError as error:
-            self.error = self.error or str(error)
-            return 0
+            for _, data in self._events.feed(payload):
+                self._read(data, at_s)
+        except (ValueError, MsgspecError) as error:
+            self.error = self.error or f"an event is invalid: {error}"
 
-    def end(self) -> None:
-        """Ends the stream, and with it an event without a final blank line."""
-        self.feed(b"\n\n")
-
-    def _parse(self, data: bytes) -> bool:
-        """Returns whether the event carries tokens."""
+    def _read(self, data: bytes, at_s: float) -> None:
         if data.rstrip() == b"[DONE]":
             self.done = True
-            return False
-        try:
-            document = json.loads(data)
-        except ValueError:
-            document = None
-        if not isinstance(document, Mapping):
-            self.error = self.error or "an event is not a JSON object"
-            return False
-        if document.get("error"):
-            self.error = code_of(document)
-        if document.get("usage"):
-            self.usage = usage.read(data)[:2]
-        choices = document.get("choices")
-        if not isinstance(choices, list) or not choices:
-            return False
-        self.generated += 1
-        return any(has_tokens(choice) for choice in choices)
+            return
+        call, event = self._call, _EVENT.decode(data)
+        if event.error:
+            self.error = code_of(data)
+        if event.usage:
+            call.input_tokens, call.output_tokens = usage.read(data)[:2]
+        if event.choices:
+            self.last_s = at_s
+            if any(choice.has_tokens for choice in event.choices):
+                call.event_s.append(at_s)
+            if call.on_events is not None:
+                call.on_events(call)
 
 
-def has_tokens(choice: Any) -> bool:
-    """Returns whether a choice of an event stands for generated tokens.
-
-    One without text does too, unless it is the last: a character of several tokens is sent once
-    it is complete, and a special token never. The first event of a chat, with nothing but a role,
-    does not: vLLM sends it with the first token, other servers before they begin.
-    """
-    if not isinstance(choice, Mapping):
-        return False
-    delta = choice.get("delta")
-    content: object = choice.get("text")
-    if isinstance(delta, Mapping):
-        content = any(value for name, value in delta.items() if name != "role")
-        if not content and "role" in delta:
-            return False
-    return bool(content) or choice.get("finish_reason") is None
-
-
-def code_of(answer: object) -> str:
-    """Returns the code of an OpenAI error document, or of its bytes; else how its text begins."""
-    if isinstance(answer, bytes):
-        text = answer.decode(errors="replace")
-        try:
-            answer = json.loads(text)
-        except ValueError:
-            answer = text
-    error = answer.get("error") if isinstance(answer, Mapping) else None
+def code_of(answer: bytes) -> str:
+    """Returns the code of an OpenAI error document; of another text, how it begins."""
+    text = answer.decode(errors="replace")
+    try:
+        found = json.decode(text)
+    except MsgspecError:
+        found = text
+    error = found.get("error") if isinstance(found, Mapping) else None
     if isinstance(error, Mapping):
         code = error.get("code") or error.get("type") or error.get("message")
         if code:
             return shown(str(code))
-    return shown(str(error or answer)) or "an empty response"
+    return shown(str(error or found)) or "an empty response"
 
 
 # Connections beyond a server's listen backlog (1024 in the sidecar, 128 elsewhere) are dropped by
@@ -114,7 +113,10 @@ CONNECTING_AT_ONCE: Final = 64
 _CONNECT_S: Final = 60.0
 
 _MAX_BODY_BYTES: Final = 65_536  # the end of a response that is not a stream
-_MILLISECONDS: Final = re.compile(rb"[0-9]{1,12}(?:\.[0-9]{1,9})?")
+# The wait for a slot, as a sidecar reports it in `Server-Timing`.
+_QUEUE_MS: Final = re.compile(
+    rb"(?:^|,)[ \t]*queue;dur=([0-9]{1,12}(?:\.[0-9]{1,9})?)[ \t]*(?:,|$)"
+)
 _LOST: Final = "the connection was lost"
 
 
@@ -132,7 +134,6 @@ class Response:
         self._buffer = b""  # an incomplete head
         self._answer = b""  # the body of a response that is not a stream
         self._events: EventStream | None = None
-        self._last_token_s: float | None = None
         self.reusable = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -144,19 +145,15 @@ class Response:
             self.reusable = False  # unsolicited data
             return
         try:
-            body = self._body
-            if body is None:
-                body = self._begin(self._buffer + data)
-                if body is None:
-                    return
-                data = self._buffer
-            payload = body.feed(data)
+            payload = self._payload(data)
         except FramingError as error:
             self.end(Fate.FAILED, f"the response is not valid HTTP: {error}")
             return
-        if payload:
-            self._read(payload, at_s)
-        if body.done:
+        if self._events is not None:
+            self._events.feed(payload, at_s)
+        else:
+            self._answer = (self._answer + payload)[-_MAX_BODY_BYTES:]
+        if self._body is not None and self._body.done:
             self._finish(at_s)
 
     def lost(self, error: Exception | None) -> None:
@@ -167,7 +164,7 @@ class Response:
         else:
             self.end(Fate.FAILED, _LOST)
 
-    def end(self, fate: Fate, why: str, at_s: float | None = None) -> None:
+    def end(self, fate: Fate, why: str = "", at_s: float | None = None) -> None:
         """Records the outcome."""
         call = self._call
         call.fate, call.why = fate, why
@@ -175,55 +172,46 @@ class Response:
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def _begin(self, data: bytes) -> Body | None:
-        self._buffer = data
-        parsed = parse_head(data)
-        while parsed is not None and parsed[0].status < 200:
-            self._buffer = self._buffer[parsed[1] :]
-            parsed = parse_head(self._buffer)
-        if parsed is None:
-            return None
-        self._head, start = parsed
-        self._buffer = self._buffer[start:]
-        self._call.status = self._head.status
-        kind = dict(self._head.fields).get(b"content-type", b"").lower()
-        if kind.startswith(b"text/event-stream") and self._head.status == 200:
-            self._events = EventStream()
-        self._body = body_of(self._head, dechunk=True)
-        return self._body
+    def _payload(self, data: bytes) -> bytes:
+        """Returns what these bytes have of the body. Raises FramingError."""
+        if self._body is None:
+            self._buffer += data
+            while self._body is None and (parsed := parse_head(self._buffer)) is not None:
+                head, start = parsed
+                self._buffer = self._buffer[start:]
+                if head.status >= 200:
+                    self._begin(head)
+            data = self._buffer
+        return b"" if self._body is None else self._body.feed(data)
 
-    def _read(self, payload: bytes, at_s: float) -> None:
-        if self._events is None:
-            self._answer = (self._answer + payload)[-_MAX_BODY_BYTES:]
-            return
-        call, generated = self._call, self._events.generated
-        for _ in range(self._events.feed(payload)):
-            call.event_s.append(at_s)
-        if self._events.generated > generated:
-            self._last_token_s = at_s
-            if call.on_events is not None:
-                call.on_events(call)
+    def _begin(self, head: Head) -> None:
+        self._head, self._body = head, body_of(head, dechunk=True)
+        call, fields = self._call, dict(head.fields)
+        call.status = head.status
+        waited = _QUEUE_MS.search(fields.get(b"server-timing", b""))
+        call.queue_ms = None if waited is None else float(waited[1])
+        kind = fields.get(b"content-type", b"").lower()
+        if kind.startswith(b"text/event-stream") and head.status == 200:
+            self._events = EventStream(call)
 
     def _finish(self, at_s: float) -> None:
         call, head, events = self._call, self._head, self._events
         assert head is not None
         assert self._body is not None
         self.reusable = head.keep_alive and self._body.delimits_itself
-        call.queue_ms = _queue_ms(head)
         if head.status in (429, 503):
             self.end(Fate.REFUSED, code_of(self._answer))
         elif head.status != 200:
             self.end(Fate.FAILED, f"status {head.status}: {code_of(self._answer)}")
         elif events is None:
             call.input_tokens, call.output_tokens, _, _ = usage.read(self._answer)
-            self.end(Fate.ANSWERED, "", at_s)
+            self.end(Fate.ANSWERED, at_s=at_s)
         else:
             self._finish_stream(events, at_s)
 
     def _finish_stream(self, events: EventStream, at_s: float) -> None:
         call = self._call
-        events.end()
-        call.input_tokens, call.output_tokens = events.usage
+        events.feed(b"\n\n", at_s)  # ends an event without a final blank line
         if events.error:
             self.end(Fate.FAILED, f"error in the stream: {events.error}")
         elif not events.done:
@@ -232,8 +220,7 @@ class Response:
             if call.output_tokens is None and call.event_s:
                 call.output_tokens, call.counted_by_events = len(call.event_s), True
             # The usage, [DONE] and the end of HTTP come after the last token.
-            last_s = self._last_token_s
-            self.end(Fate.ANSWERED, "", at_s if last_s is None else last_s)
+            self.end(Fate.ANSWERED, at_s=at_s if events.last_s is None else events.last_s)
 
 
 async def exchange(
@@ -251,7 +238,7 @@ async def exchange(
     try:
         await response.ended
     except asyncio.CancelledError:
-        response.end(Fate.CUT, "")
+        response.end(Fate.CUT)
         raise
     finally:
         if not response.reusable:
@@ -299,12 +286,3 @@ def _check_length(call: Call, request: Request) -> None:
     call.length_as_requested = request.input_tokens in (None, call.input_tokens) and (
         request.output_tokens in (None, call.output_tokens)
     )
-
-
-def _queue_ms(head: Head) -> float | None:
-    """Returns the wait for a slot that a sidecar reports in `Server-Timing`."""
-    for part in dict(head.fields).get(b"server-timing", b"").split(b","):
-        name, _, value = part.strip().partition(b";dur=")
-        if name == b"queue" and _MILLISECONDS.fullmatch(value) is not None:
-            return float(value)
-    return None

@@ -1,7 +1,7 @@
 """The load generator: a closed loop, or an open loop on a schedule.
 
-It measures its own event loop and CPU meanwhile, to detect when the client is the bottleneck. What
-it and other work does ends early with Ctrl-C and SIGTERM, which become an event to wait for.
+It measures its own event loop and CPU meanwhile, to detect when the client is the bottleneck.
+Ctrl-C and SIGTERM cancel the task that measures: what can go on without the rest catches that.
 """
 
 from __future__ import annotations
@@ -24,45 +24,55 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 _T = TypeVar("_T")
 
+Work = Coroutine[Any, Any, None]
+
 
 class Interrupted(Unavailable):
     """The user interrupted the run."""
 
 
 @contextmanager
-def interrupts() -> Iterator[asyncio.Event]:
-    """Yields an event that each signal sets and its handler clears; main thread only."""
-    loop = asyncio.get_running_loop()
-    event = asyncio.Event()
+def cancelled_by_signals() -> Iterator[None]:
+    """Lets each Ctrl-C and SIGTERM cancel the running task; main thread only."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
     for number in _SIGNALS:
-        loop.add_signal_handler(number, event.set)
+        loop.add_signal_handler(number, task.cancel)
     try:
-        yield event
+        yield
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
 
-async def unless_interrupted(event: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T:
-    """Returns the result of the work. Cancels it and raises Interrupted once the event is set."""
-    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets a cancellation of the running task end what is within only: raises Interrupted."""
     try:
-        await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing.result()
-        raise Interrupted("the user interrupted the run")
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+        raise Interrupted("the user interrupted the run") from None
+
+
+async def until_seen(work: Work, watch: Coroutine[Any, Any, _T]) -> _T | None:
+    """Performs the work until the watch has seen something: returns that, None if it has not.
+
+    Cancels what is left of both, and waits for its end.
+    """
+    both = working, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else watching.result()
     finally:
-        await cancel_and_wait([doing, waiting])
+        for each in both:
+            each.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
 
 
-async def cancel_and_wait(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancels the tasks that still run, and waits until all have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def side_by_side(*work: Coroutine[Any, Any, None]) -> None:
+async def side_by_side(*work: Work) -> None:
     """Performs several works at the same time."""
     async with asyncio.TaskGroup() as tasks:
         for each in work:
@@ -75,8 +85,6 @@ _SAMPLE_INTERVAL_S: Final = 0.02
 RETRY_DELAY_S: Final = 0.5
 
 _MANY_FILES: Final = 65_536
-
-Work = Coroutine[Any, Any, None]
 
 
 def raise_file_limit() -> None:
@@ -101,25 +109,19 @@ def without_collection() -> Iterator[None]:
 class LoadGenerator:
     """Sends the requests of one run on one event loop.
 
-    `closed_loop` and `open_loop` return the work that `run` performs.
+    `closed_loop` and `open_loop` return the work that `run` performs. If it is cancelled, no more
+    requests are sent, and those in flight are cut. `health`: of this process, after `run`.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        on_end: Callable[[], None] = lambda: None,
-        stopping: asyncio.Event | None = None,
-    ) -> None:
-        """`on_end`: called whenever a call has ended. `stopping`: once it is set, no more
-        requests are sent and those in flight are cancelled."""
+    def __init__(self, endpoint: Endpoint, on_end: Callable[[], None] = lambda: None) -> None:
+        """`on_end`: called whenever a call has ended."""
         self._on_end = on_end
-        self._stopping = asyncio.Event() if stopping is None else stopping
         self._began_s = time.perf_counter()
         self._client = Client(endpoint, self.now)
         self._lag_s: list[float] = []
-        self.stopped = False  # ended early
         self.ended = 0  # calls
         self.calls: list[Call] = []
+        self.health = ClientHealth()
 
     def now(self) -> float:
         """Returns the seconds since the start of the run."""
@@ -148,23 +150,20 @@ class LoadGenerator:
                     await asyncio.sleep(RETRY_DELAY_S)
                 free_s = self.now()
 
-        await self.until_stopped(*(client() for _ in range(clients)))
+        await side_by_side(*(client() for _ in range(clients)))
 
     async def open_loop(self, requests: Iterator[Request], due_s: Sequence[float]) -> None:
         """Sends each request when it is due, whether or not earlier ones have ended."""
 
-        async def sending() -> None:
-            async with asyncio.TaskGroup() as tasks:
-                for at_s in due_s:
-                    request = next(requests)  # built before it is due
-                    await self._sleep_until(at_s)
-                    call = self.record(Call(due_s=at_s, service_class=request.service_class))
-                    tasks.create_task(self.send(call, request))
+        async with asyncio.TaskGroup() as tasks:
+            for at_s in due_s:
+                request = next(requests)  # built before it is due
+                await self._sleep_until(at_s)
+                call = self.record(Call(due_s=at_s, service_class=request.service_class))
+                tasks.create_task(self.send(call, request))
 
-        await self.until_stopped(sending())
-
-    async def run(self, work: Work) -> ClientHealth:
-        """Performs the work, whose start is second 0, and returns this process's health."""
+    async def run(self, work: Work) -> None:
+        """Performs the work, whose start is second 0."""
         raise_file_limit()
         with without_collection():
             cpu_s, self._began_s = time.process_time(), time.perf_counter()
@@ -174,8 +173,8 @@ class LoadGenerator:
             finally:
                 watch.cancel()
                 self._client.close()
-            share = (time.process_time() - cpu_s) / self.now()
-        return ClientHealth(tuple(self._lag_s), share)
+                share = (time.process_time() - cpu_s) / self.now()
+                self.health = ClientHealth(tuple(self._lag_s), share)
 
     def record(self, call: Call) -> Call:
         """Adds a call that is about to be sent."""
@@ -198,13 +197,6 @@ class LoadGenerator:
         while left_s > 0:
             await asyncio.sleep(left_s)
             left_s = at_s - self.now()
-
-    async def until_stopped(self, *work: Work) -> None:
-        """Performs work side by side; cancels what is left of it on `stopping`."""
-        try:
-            await unless_interrupted(self._stopping, side_by_side(*work))
-        except Interrupted:
-            self.stopped = True
 
     async def _sample_lag(self) -> None:
         while True:

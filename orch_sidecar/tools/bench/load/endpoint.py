@@ -1,26 +1,20 @@
-"""The OpenAI endpoint under test, with or without a sidecar.
+"""The OpenAI endpoint under test, with or without a sidecar, and what it reports of its engine.
 
 The API key and the extra header fields appear in no error, result or repr.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-import aiohttp
 from yarl import URL
 
-from orch_sidecar.api.errors import error_text
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.load.call import shown
-
-_TIMEOUT_S: Final = 10.0
-_SHOWN: Final = 300  # characters of an error response
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
@@ -79,69 +73,6 @@ class Endpoint:
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         return f"POST {self.base}{path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
-    async def fetch_json(
-        self,
-        path: str,
-        body: Any = None,
-        more: Mapping[str, str] | None = None,
-        *,
-        optional: bool = False,
-    ) -> Any | None:
-        """Returns the JSON of a GET, or of a POST of `body`; None if the path does not exist.
-
-        `more`: further header fields. `optional`: any answer but JSON with status 200 counts as
-        none, as servers answer what they do not know in many ways. Raises EndpointError.
-        """
-        method = "GET" if body is None else "POST"
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, headers=self.fields) as session,
-                session.request(method, self.url + path, json=body, headers=more) as response,
-            ):
-                if response.status in (404, 405) or (optional and response.status != 200):
-                    return None
-                text = await response.text(errors="replace")
-                if response.status != 200:
-                    detail = shown(text, _SHOWN)
-                    raise EndpointError(f"{method} {path} returned {response.status}: {detail}")
-                try:
-                    return json.loads(text, parse_constant=_reject_constant)
-                except ValueError:
-                    if optional:
-                        return None
-                    raise
-        except TimeoutError as error:
-            late = f"no response within {_TIMEOUT_S:g} s"
-            raise EndpointError(f"{method} {self.url}{path}: {late}") from error
-        except (aiohttp.ClientError, ValueError) as error:
-            cause = error_text(error) if isinstance(error, OSError) else str(error)
-            raise EndpointError(f"{method} {self.url}{path}: {cause}") from error
-
-    async def model(self) -> str:
-        """Returns the first served model. Raises EndpointError."""
-        listed = await self.fetch_json("/v1/models")
-        try:
-            return str(listed["data"][0]["id"])  # type: ignore[index]
-        except (LookupError, TypeError):
-            raise EndpointError(
-                f"{self.url}/v1/models lists no model: choose one with --model"
-            ) from None
-
-    async def tokens(self, model: str, text: str) -> list[int] | None:
-        """Returns the token ids of a text from vLLM's `/tokenize`; None if that does not exist.
-
-        Raises EndpointError.
-        """
-        query = {"model": model, "prompt": text, "add_special_tokens": False}
-        answer = await self.fetch_json("/tokenize", query)
-        if answer is None:
-            return None
-        try:
-            return list(answer["tokens"])
-        except (LookupError, TypeError):
-            raise EndpointError(f"{self.url}/tokenize returned no list of tokens") from None
-
 
 def _parsed(url: str) -> URL:
     """Parses a URL. Raises EndpointError, which never shows a password."""
@@ -161,5 +92,24 @@ def _parsed(url: str) -> URL:
     return found
 
 
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid JSON")
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """A document of `/v1/capabilities`, and the snapshot of the pool in it.
+
+    `idle`: False where the engine did not become idle in time.
+    """
+
+    document: Mapping[str, Any]
+    snapshot: Snapshot
+    idle: bool = True
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], pool: str | None) -> Capabilities:
+        """Reads a document. `pool`: None for the only one. Raises InvalidSnapshot."""
+        return cls(document, parse_snapshot(document, pool))
+
+    @property
+    def entry(self) -> Mapping[str, Any]:
+        """The engine of the pool in the document."""
+        entries: list[Mapping[str, Any]] = self.document["engines"]
+        return next(each for each in entries if each.get("pool") == self.snapshot.pool)

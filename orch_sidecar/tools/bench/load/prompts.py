@@ -1,6 +1,6 @@
 """Prompts, synthetic or of a file, and the request bodies made of them.
 
-The endpoint's tokenizer is passed in as a function. With `ignore_eos` and `min_tokens`, which are
+With `ignore_eos` and `min_tokens`, which are
 vLLM's and not part of OpenAI's API, the length of an answer is known beforehand, so that two runs
 do the same work.
 
@@ -20,10 +20,12 @@ length is not used. Conversations without a human turn are skipped; ShareGPT has
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from random import Random
+from string import ascii_lowercase
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert, field
@@ -122,52 +124,26 @@ def cycle(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
         random.shuffle(left)
 
 
-async def vocabulary(tokenize: Callable[[str], Awaitable[Sequence[int]]]) -> tuple[int, ...]:
+# Pairs of letters, of which a tokenizer has an ordinary id each, or for its parts.
+PAIRS: Final = " ".join(map("".join, product(ascii_lowercase, repeat=2)))
+
+
+def vocabulary(tokens: Sequence[int]) -> tuple[int, ...]:
     """Returns ordinary token ids of the endpoint's model, ascending, for `synthetic`.
 
-    `tokenize`: returns the ids of a text without special tokens, as vLLM's POST /tokenize with
-    `add_special_tokens: false`. Raises ValueError for invalid ids and for fewer than 16 distinct
-    ones; and what `tokenize` raises.
+    `tokens`: of PAIRS, by the endpoint's tokenizer, without special ones. Raises ValueError for
+    invalid ids and for fewer than 16 distinct ones.
     """
-    tokens = await tokenize(ENGLISH)
     for token in tokens:
         if type(token) is not int or token < 0:
             raise ValueError(f"the token id {token!r} is invalid: it must be an integer from 0")
     ids = tuple(sorted(set(tokens)))
     if len(ids) < LEAST_IDS:
         raise ValueError(
-            f"a text of {len(ENGLISH.split())} words has {len(ids)} distinct token ids: synthetic "
-            f"prompts need at least {LEAST_IDS}; give --prompts instead"
+            f"all pairs of letters have {len(ids)} distinct token ids: synthetic prompts need at "
+            f"least {LEAST_IDS}; give --prompts instead"
         )
     return ids
-
-
-# Ordinary words, few of them repeated, so that a tokenizer has many ids for them.
-ENGLISH: Final = """\
-Early on a grey Thursday the ferry left its harbour with forty passengers, two horses and a piano
-nobody had ordered. Rain fell softly over the islands while the captain, an old woman named Marta,
-studied her charts and drank bitter coffee from a broken cup. She knew every rock along this coast,
-each current, where seals slept and why certain lighthouses had gone dark. Below deck children
-counted gulls through round windows; their parents argued about prices, weather, politics, the best
-way of cooking fish. A young engineer wrote figures in her notebook: pressure, temperature, speed,
-fuel. Something seemed wrong with the second pump, yet its noise was steady as a clock, so she
-waited, listened, then tightened one bolt and smiled.
-
-By noon clouds opened. Sunlight struck green hills, white houses, gardens full of apples and the
-narrow bridge that joins both villages. Farmers brought cheese, wool, honey, fresh bread; merchants
-offered silver rings, paper lamps, maps printed long before anyone measured these mountains
-properly. At school a teacher explained how light travels, what planets weigh, who first crossed
-the southern ocean and why numbers never end. Her students asked clever questions. Could machines
-dream? Would rivers someday flow backwards? Does silence have a colour? She answered honestly when
-she could and otherwise said, let us find out together.
-
-Evening came quickly. Musicians gathered beneath the wooden roof beside the market, tuned violins,
-drums, an accordion, and began slow dances which everybody remembered from winter festivals. The
-piano stood among them at last, slightly damp, badly out of key, perfectly welcome. Later, under
-bright stars, Marta walked home past sleeping dogs and closed doors, thinking of tomorrow: letters
-to carry, ropes to mend, perhaps snow. Behind her someone laughed, a window shut, and only the
-patient sea kept speaking.
-"""
 
 
 _HUMAN: Final = ("human", "user")

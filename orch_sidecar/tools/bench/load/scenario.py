@@ -1,4 +1,5 @@
-"""The definition of a run: arrivals, length, the SLO that requests must meet, and what is replayed.
+"""The definition of a run: arrivals, length, the SLO that requests must meet, what is replayed, and
+where.
 
 Arrival times of an open loop, which sends requests whether or not earlier ones were answered, are
 ascending seconds from the start and depend on the seed alone. The first request arrives one
@@ -12,15 +13,17 @@ tokens, so that the prefix cache finds what it found there; all others are rando
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
 from math import inf, isfinite
+from pathlib import Path
 from random import Random
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.facts.labels.recorded import TraceDocument
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -191,3 +194,28 @@ def schedule(scenario: Scenario) -> tuple[float, ...]:
     else:
         times = gamma(rate, scenario.burstiness or 1.0, scenario.seed)
     return until(times, scenario.least_requests, scenario.least_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure, and where.
+
+    `prompts`: returns the prompts of a seed. `for_row`: the result is to become a row of a table.
+    `given`: of the engine's identity, by the user. `ids`: the token ids that the prompts of a trace
+    are made of. `restarts`: how often a run begins again that others disturb. `trial`: part of a
+    search for a rate, where a rate too low to batch is no objection. `loadgen_logs`: the folder of
+    the logs of MLCommons' load generator; None: by the id of the run.
+    """
+
+    endpoint: Endpoint
+    model: str
+    pool: str | None
+    scenario: Scenario
+    prompts: Callable[[int], Iterator[Prompt]]
+    ignore_eos: bool
+    given: Mapping[str, Any]
+    for_row: bool = False
+    ids: tuple[int, ...] = ()
+    restarts: int = 0
+    trial: bool = False
+    loadgen_logs: Path | None = None

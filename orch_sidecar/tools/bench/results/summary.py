@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
-from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.load.endpoint import Capabilities
+from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
 from orch_sidecar.tools.bench.results.result import (
     ClientDocument,
     Counts,
     EvidenceDocument,
-    Given,
     Goodput,
     LoadgenDocument,
     Result,
@@ -36,9 +36,6 @@ from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LAT
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfalls
 from vllm_plugin.contracts.profile import ServiceClass
-
-if TYPE_CHECKING:  # it reads them by HTTP, and nothing here does
-    from orch_sidecar.tools.bench.load.capabilities import Capabilities
 
 # A client that is busier or wakes later than this adds to every time it measures.
 _LAG_S: Final = 0.02
@@ -112,32 +109,27 @@ _TOO_SPARSE: Final = frozenset({Reason.NEVER_BATCHED, Reason.ONE_BY_ONE, Reason.
 _IN_FLIGHT: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRun:
-    """A run that has ended. `scenario`: with its prompts and its salt.
+@dataclass(slots=True, kw_only=True)
+class RunRecord:
+    """What is known of a run, as far as it has come. `plan`: with the salt of its prompts.
 
     `digest`: of its secret id, as its spans have it.
     `before`, `after`: what the engine reported, as far as it could be read; `unread_reason`: why it
     could not be read after the run. `stopped`: the user ended it early.
-    `trial`: part of a search for a rate, where a rate too low to batch is no objection.
     `disturbed`: what others did that ended it, empty if they did not. `loadgen`: what MLCommons'
     load generator found, if it sent the requests.
     """
 
+    plan: Plan
     id: str
     digest: str
     began_at: str
-    endpoint: str
-    model: str
-    scenario: Scenario
-    calls: Sequence[Call]
-    client_health: ClientHealth
     host: Mapping[str, Any]
-    given: Given
+    before: Capabilities | None
+    calls: Sequence[Call] = ()
+    client_health: ClientHealth = field(default_factory=ClientHealth)
     stopped: bool = False
-    trial: bool = False
     disturbed: str = ""
-    before: Capabilities | None = None
     after: Capabilities | None = None
     unread_reason: str = ""
     evidence: EvidenceDocument = field(default_factory=EvidenceDocument)
@@ -151,9 +143,13 @@ class FinishedRun:
         return States(self.before.snapshot, self.after.snapshot)
 
 
-def result_of(run: FinishedRun) -> Result:
+def result_of(run: RunRecord) -> Result:
     """Returns the result with its verdict."""
-    scenario, calls = run.scenario, [_rounded(call.recorded) for call in run.calls]
+    plan, scenario, calls = (
+        run.plan,
+        run.plan.scenario,
+        [_rounded(call.recorded) for call in run.calls],
+    )
     served = [made for call in calls if (made := call.served) is not None]
     totals = figures(served) if served else None
     status, reasons, missing = _verdict(run, totals)
@@ -171,9 +167,9 @@ def result_of(run: FinishedRun) -> Result:
         shortfalls=missing,
         measurement_type=scenario.label,
         began_at=run.began_at,
-        endpoint=run.endpoint,
+        endpoint=plan.endpoint.url,
         scenario=scenario,
-        engine=identity(run.model, run.before.snapshot if run.before else None, run.given),
+        engine=identity(plan.model, run.before.snapshot if run.before else None, plan.given),
         client=client_of(
             run.calls,
             run.host,
@@ -198,7 +194,7 @@ def result_of(run: FinishedRun) -> Result:
     )
 
 
-def _verdict(run: FinishedRun, figures: Totals | None) -> tuple[Status, list[str], list[str]]:
+def _verdict(run: RunRecord, figures: Totals | None) -> tuple[Status, list[str], list[str]]:
     """Returns the status, its reasons, and what the run lacks to be published."""
     reasons = _objections(run, figures)
     if run.disturbed:
@@ -207,8 +203,8 @@ def _verdict(run: FinishedRun, figures: Totals | None) -> tuple[Status, list[str
     if figures is None:
         reasons.append("no request was answered completely")
     else:
-        missing = shortfalls(run.scenario.label, figures.requests, figures.window_s)
-        missing += _too_short(run.scenario, figures.window_s)
+        missing = shortfalls(run.plan.scenario.label, figures.requests, figures.window_s)
+        missing += _too_short(run.plan.scenario, figures.window_s)
     if run.stopped:
         return Status.INCOMPLETE, ["the user interrupted the run", *reasons], missing
     if reasons:
@@ -219,7 +215,7 @@ def _verdict(run: FinishedRun, figures: Totals | None) -> tuple[Status, list[str
     return Status.PRELIMINARY if missing else Status.VALID, [], missing
 
 
-def _objections(run: FinishedRun, figures: Totals | None) -> list[str]:
+def _objections(run: RunRecord, figures: Totals | None) -> list[str]:
     reasons = []
     if run.after is not None and not run.after.idle:
         reasons.append("the engine was not idle after the run: it also served other requests")
@@ -230,8 +226,8 @@ def _objections(run: FinishedRun, figures: Totals | None) -> list[str]:
     for each in judge(_observation(run, run.states)):
         if each.reason not in _TOO_SPARSE:
             reasons.append(each.detail)
-        elif not run.trial:
-            reasons.append(each.detail + _denser(run.scenario, figures))
+        elif not run.plan.trial:
+            reasons.append(each.detail + _denser(run.plan.scenario, figures))
     return reasons
 
 
@@ -250,7 +246,7 @@ def _denser(scenario: Scenario, figures: Totals | None) -> str:
     )
 
 
-def _observation(run: FinishedRun, states: States) -> Observation:
+def _observation(run: RunRecord, states: States) -> Observation:
     """Returns what client and engine saw. An event may have several tokens: none is counted."""
     reached = [call for call in run.calls if call.reached]
     answered = [call for call in reached if call.fate is Fate.ANSWERED]
@@ -258,15 +254,15 @@ def _observation(run: FinishedRun, states: States) -> Observation:
     known = [count for count in tokens if count is not None]
     prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
     return observed(
-        run.scenario.label,
+        run.plan.scenario.label,
         states,
         sent=len(reached),
         answered=len(answered),
         output_tokens=sum(known) if len(known) == len(reached) else None,
         input_tokens=sum(prompts) if len(prompts) == len(answered) else None,
         in_flight=[each for call in reached if (each := call.recorded.in_flight) is not None],
-        arrivals=run.scenario.arrivals,
-        at_once=run.scenario.clients,
+        arrivals=run.plan.scenario.arrivals,
+        at_once=run.plan.scenario.clients,
     )
 
 

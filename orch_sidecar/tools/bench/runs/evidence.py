@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orch_sidecar.api.headers import X_ORCH_POOL
-from orch_sidecar.tools.bench.load.capabilities import Capabilities
-from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.plan import Plan
+from orch_sidecar.tools.bench.load.capabilities import fetch_json
+from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
+from orch_sidecar.tools.bench.load.scenario import Plan
 from orch_sidecar.tools.bench.results.result import EvidenceDocument
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
-from vllm_plugin.contracts.dsse import InvalidEnvelope, parse_envelope
+from vllm_plugin.contracts.dsse import parse_envelope
 from vllm_plugin.contracts.statement import STATEMENT_TYPE, STATEMENTS_PATH, sequence_of
 
 _NONCE_BYTES: Final = 32
@@ -24,7 +24,7 @@ _NONCE_BYTES: Final = 32
 _ATTEMPTS: Final = 3
 _AGAIN_AFTER_S: Final = 1.0
 
-NOT_OFFERED: Final = "the endpoint offers no signed statements"
+_NOT_OFFERED: Final = "the endpoint offers no signed statements"
 
 
 class StatementsOfRun:
@@ -33,63 +33,50 @@ class StatementsOfRun:
     def __init__(self, plan: Plan, run: str, found: Capabilities | None) -> None:
         """`found`: the capabilities before the run, None if the endpoint has none."""
         self._plan = plan
-        self._run = run
-        self._nonce = secrets.token_hex(_NONCE_BYTES)
-        self._before: Mapping[str, Any] | None = None
-        self._missing = "" if _offered(found) else NOT_OFFERED
+        self._asked = {"run": run, "nonce": secrets.token_hex(_NONCE_BYTES)}
+        self._before: Any = None
+        # Other endpoints are not asked.
+        features = None if found is None else found.entry.get("features")
+        is_offered = isinstance(features, Mapping) and features.get("evidence") is True
+        self._missing = "" if is_offered else _NOT_OFFERED
 
     async def begin(self) -> None:
         """Asks for the statement before the run."""
         if not self._missing:
-            self._before = await self._ask({})
+            try:
+                self._before = await self._ask()
+            except EndpointError as error:
+                self._missing = str(error)
 
     async def end(self) -> EvidenceDocument:
         """Asks for the statement after the run; returns the evidence, or why there is none."""
-        after = None
-        if self._before is not None:
-            try:
-                since = sequence_of(parse_envelope(self._before["statement"], STATEMENT_TYPE))
-            except (KeyError, InvalidEnvelope, ValueError) as error:
-                self._missing = f"the statement before the run is not one: {error}"
-            else:
-                after = await self._ask({"since": since})
-        if self._before is None or after is None:
+        if self._missing:
             return EvidenceDocument(missing=self._missing)
         try:
-            signed = Signed(
-                run=self._run,
-                nonce=self._nonce,
-                public_key=after["public_key"],
-                certificate=after["certificate"],
-                before=self._before["statement"],
-                after=after["statement"],
-                between=after["between"],
-                leaves=after["leaves"],
-            )
+            before = self._before["statement"]
+            since = sequence_of(parse_envelope(before, STATEMENT_TYPE))
+            parts = dict(await self._ask(since=since))
+            parts |= {"before": before, "after": parts.pop("statement"), **self._asked}
+            known = {name: parts.get(name) for name in Signed.model_fields}
+            return EvidenceDocument(signed=Signed.model_validate(known))
+        except EndpointError as error:
+            why = str(error)
         except (KeyError, ValueError) as error:
-            return EvidenceDocument(missing=f"the engine's statement is not one: {error}")
-        return EvidenceDocument(signed=signed)
+            why = f"the engine's statement is not one: {error}"
+        return EvidenceDocument(missing=why)
 
-    async def _ask(self, more: Mapping[str, int]) -> Mapping[str, Any] | None:
-        body = {"run": self._run, "nonce": self._nonce, **more}
-        pool = self._plan.pool
-        fields = None if pool is None else {str(X_ORCH_POOL): pool}
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(_AGAIN_AFTER_S)
+    async def _ask(self, **more: int) -> Mapping[str, Any]:
+        """Returns what the engine answers. Raises EndpointError."""
+        plan, body = self._plan, self._asked | more
+        fields = None if plan.pool is None else {str(X_ORCH_POOL): plan.pool}
+        for left in reversed(range(_ATTEMPTS)):
             try:
-                answer = await self._plan.endpoint.fetch_json(STATEMENTS_PATH, body, fields)
-            except EndpointError as error:
-                self._missing = str(error)
-                continue
-            if isinstance(answer, dict):
-                return answer
-            self._missing = NOT_OFFERED
-            break
-        return None
-
-
-def _offered(found: Capabilities | None) -> bool:
-    """Returns whether the engine states that it signs: other endpoints are not asked."""
-    features = None if found is None else found.entry.get("features")
-    return isinstance(features, Mapping) and features.get("evidence") is True
+                answer = await fetch_json(plan.endpoint, STATEMENTS_PATH, body, fields)
+                break
+            except EndpointError:
+                if not left:
+                    raise
+                await asyncio.sleep(_AGAIN_AFTER_S)
+        if not isinstance(answer, dict):
+            raise EndpointError(_NOT_OFFERED)
+        return answer

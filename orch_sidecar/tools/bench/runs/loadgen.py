@@ -124,9 +124,11 @@ class Loadgen:
 
         # A test cannot be stopped: a run that ends early leaves its thread behind.
         threading.Thread(target=test, name="loadgen", daemon=True).start()
-        await load.until_stopped(sending())
-        if self._scenario.arrivals is Arrivals.POISSON:
-            self._as_scheduled(load.calls)
+        try:
+            await sending()
+        finally:
+            if self._scenario.arrivals is Arrivals.POISSON:
+                self._as_scheduled(load.calls)
 
     def document(self, calls: Sequence[Call]) -> LoadgenDocument | None:
         """Returns its figures beside those of the run's calls; None where it did not finish."""

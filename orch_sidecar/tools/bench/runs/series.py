@@ -8,17 +8,17 @@ trials.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.plan import Plan
+from orch_sidecar.tools.bench.load.scenario import Plan
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Status, Trial
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
-from orch_sidecar.tools.bench.runs.run import measure, silent
+from orch_sidecar.tools.bench.runs.run import measure
+from orch_sidecar.tools.facts.commands.terminal import print_error
 
 # Of quotients of rates.
 _ROUNDING: Final = 1e-9
@@ -112,12 +112,10 @@ def kept(result: Result, share: float) -> bool:
     return result.goodput is not None and result.goodput.requests >= share * len(result.calls)
 
 
-async def try_rates(
-    plan: Plan, search: RateSearch, interrupted: asyncio.Event, report: Callable[[str], None]
-) -> str:
+async def try_rates(plan: Plan, search: RateSearch) -> str:
     """Tries rates until the search is done; returns why it ended early, empty if it did not.
 
-    Each trial has its own prompts. `report`: prints the progress. Raises what `measure` raises.
+    Each trial has its own prompts. Raises what `measure` raises.
     """
     while not search.done:
         rate_per_s = search.next_per_s
@@ -128,36 +126,33 @@ async def try_rates(
             least_seconds=search.trial_s,
             seed=plan.scenario.seed + 1 + len(search.trials),
         )
-        last = await measure(replace(plan, scenario=scenario), interrupted, report, trial=True)
-        search.last = last
+        last = search.last = await measure(replace(plan, scenario=scenario, trial=True))
         if last.status is Status.INCOMPLETE:
             return f"the search ended early at {rate_per_s:.4g}/s"
         if last.status is Status.INVALID and last.figures is not None:
             return f"the trial at {rate_per_s:.4g}/s is invalid"
         tried = search.record(last)
-        report(f"{tried.rate_per_s:.4g}/s: {tried.share:.1%} met the SLO")
+        print_error(f"{tried.rate_per_s:.4g}/s: {tried.share:.1%} met the SLO")
         for cause in last.client.bottleneck:
-            report(f"  the client may be the bottleneck: {cause}")
+            print_error(f"  the client may be the bottleneck: {cause}")
     return ""
 
 
-async def find_rate(
-    plan: Plan, trial_s: float, interrupted: asyncio.Event, report: Callable[[str], None]
-) -> Result:
-    """Returns the run at the largest rate that meets the SLO. `report`: prints the progress.
+async def find_rate(plan: Plan, trial_s: float) -> Result:
+    """Returns the run at the largest rate that meets the SLO.
 
     Raises what `measure` raises where nothing was measured yet.
     """
     assert plan.scenario.rate_per_s is not None
     search = RateSearch(plan.scenario.rate_per_s, RULES, trial_s)
     try:
-        why = await try_rates(plan, search, interrupted, report)
+        why = await try_rates(plan, search)
         if why or search.best is None:
             return _ended(search, why or search.why_none)
         rate_per_s = search.best.rate_per_s
-        report(f"largest rate that meets the SLO: {rate_per_s:.4g}/s")
+        print_error(f"largest rate that meets the SLO: {rate_per_s:.4g}/s")
         final = replace(plan.scenario, rate_per_s=rate_per_s)
-        result = await measure(replace(plan, scenario=final), interrupted, report)
+        result = await measure(replace(plan, scenario=final))
     except (Unavailable, OSError, ValueError) as error:
         if search.last is None:
             raise
@@ -173,15 +168,10 @@ def _ended(search: RateSearch, why: str) -> Result:
     return last.model_copy(update=update)
 
 
-async def run_sweep(
-    plan: Plan,
-    concurrencies: Sequence[int],
-    interrupted: asyncio.Event,
-    report: Callable[[str], None] = silent,
-) -> Sweep:
+async def run_sweep(plan: Plan, concurrencies: Sequence[int]) -> Sweep:
     """Measures each concurrency; what ends the sweep early leaves it incomplete.
 
-    `report`: as of `measure`. Raises what `measure` raises where nothing was measured yet.
+    Raises what `measure` raises where nothing was measured yet.
     """
     results: list[Result] = []
     ended_by = ""
@@ -195,7 +185,7 @@ async def run_sweep(
             seed=plan.scenario.seed + number,
         )
         try:
-            results.append(await measure(replace(plan, scenario=scenario), interrupted, report))
+            results.append(await measure(replace(plan, scenario=scenario)))
         except Unavailable as error:
             if not results:
                 raise

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Final
 
 from orch_sidecar.api.headers import (
     X_ORCH_CLASS,
@@ -18,12 +19,14 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.tools.bench.load.call import Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work, side_by_side
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
-from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
-from orch_sidecar.tools.bench.plan import Plan
-from orch_sidecar.tools.bench.runs.loadgen import Loadgen
+from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
 from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.traces.scenarios import WARMUP
 from vllm_plugin.contracts.profile import ServiceClass
+
+# The warm-up has its own prompts, or the measurement would find them in the prefix cache.
+_WARM_UP_SEED: Final = 1_000_003
+_WARM_UP_CLIENTS: Final = 4  # of an open loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +40,27 @@ class RunId:
 
     name: str
     secret: str
-    salt: str = ""
+    salt: str
 
     @classmethod
-    def new(cls, label: Label) -> RunId:
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{label.value}-{secrets.token_hex(3)}"
-        return cls(name, secrets.token_hex(16))
+    def of(cls, scenario: Scenario, *, salted: bool) -> RunId:
+        """Returns a new one."""
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{scenario.label}-{secrets.token_hex(3)}"
+        return cls(name, secrets.token_hex(16), name if salted else "")
 
 
-def work_of(
-    plan: Plan,
-    run: RunId,
-    load: LoadGenerator,
-    due_s: tuple[float, ...],
-    loadgen: Loadgen | None = None,
-) -> Work:
-    """Returns the work of the run's scenario. `due_s`: of its schedule; `loadgen`: what decides
-    instead when requests are sent."""
-    scenario = plan.scenario
+def work_of(plan: Plan, run: RunId, load: LoadGenerator, due_s: tuple[float, ...]) -> Work:
+    """Returns the work of the run's scenario. `due_s`: of its schedule."""
+    scenario, replay = plan.scenario, plan.scenario.replay
     count, seconds = scenario.least_requests, scenario.least_seconds
     requests = requests_of(plan, run, scenario.seed)
-    if loadgen is not None:
-        return loadgen.work(load, requests)
-    if scenario.replay is not None:
-        replayed = load.open_loop(iter(_replayed(plan, run, scenario.replay)), due_s)
-        beside = load.closed_loop(
-            requests, scenario.replay.bulk_clients, lambda _, now_s: now_s >= due_s[-1]
+    if replay is not None:
+        # Built before the first one is due: long ones take time.
+        traced = [_request(plan, run, *each) for each in replay.prompts(plan.ids, scenario.seed)]
+        return side_by_side(
+            load.open_loop(iter(traced), due_s),
+            load.closed_loop(requests, replay.bulk_clients, lambda _, now_s: now_s >= due_s[-1]),
         )
-        return side_by_side(replayed, beside)
     if scenario.clients is not None:
         return load.closed_loop(
             requests, scenario.clients, lambda sent, now_s: sent >= count and now_s >= seconds
@@ -74,9 +70,13 @@ def work_of(
     return load.open_loop(requests, due_s)
 
 
-def expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]:
-    """Returns the requests and seconds after which the run ends, for the progress bar."""
-    return len(due_s) or scenario.least_requests, due_s[-1] if due_s else scenario.least_seconds
+def warm_up_of(plan: Plan, run: RunId, load: LoadGenerator) -> Work:
+    """Returns the work before the measurement, in a scenario and a cache of its own."""
+    count = plan.scenario.warm_up_requests
+    its_own = replace(run, name=run.name + WARMUP, salt=run.salt and run.salt + WARMUP)
+    requests = requests_of(plan, its_own, plan.scenario.seed + _WARM_UP_SEED)
+    clients = min(count, plan.scenario.clients or _WARM_UP_CLIENTS)
+    return load.closed_loop(requests, clients, lambda sent, _: sent >= count)
 
 
 def requests_of(plan: Plan, run: RunId, seed: int) -> Iterator[Request]:
@@ -85,12 +85,6 @@ def requests_of(plan: Plan, run: RunId, seed: int) -> Iterator[Request]:
     service_class = None if plan.scenario.replay is None else ServiceClass.BULK
     for prompt in plan.prompts(seed):
         yield _request(plan, run, prompt, service_class)
-
-
-def _replayed(plan: Plan, run: RunId, replay: Replay) -> list[Request]:
-    """Returns the requests of a trace, built before the first one is due: long ones take time."""
-    prompts = replay.prompts(plan.ids, plan.scenario.seed)
-    return [_request(plan, run, prompt, service_class) for prompt, service_class in prompts]
 
 
 def _request(plan: Plan, run: RunId, prompt: Prompt, service_class: ServiceClass | None) -> Request:

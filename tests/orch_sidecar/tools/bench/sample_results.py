@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
-from orch_sidecar.tools.bench.load.capabilities import Capabilities
-from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint
+from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
+from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -61,7 +61,7 @@ def in_a_row(count: int, every_s: float = 0.1, **more: Any) -> list[Call]:
     return [answered(every_s * index, **more) for index in range(count)]
 
 
-def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> FinishedRun:
+def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> RunRecord:
     """On an engine that took exactly these requests and batched where it may."""
     single = scenario.label is Label.SINGLE_STREAM
     count = sum(call.fate is Fate.ANSWERED for call in calls)
@@ -79,24 +79,30 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Fini
     for end, stated in zip(ends, documents, strict=True):
         state, idle = more.pop(end, ends[end]), end == "before" or more.pop("idle_after", True)
         more[end] = None if state is None else Capabilities(stated, state, idle)
+    salt = "20261121T211711Z-x-4037a0"
+    plan = Plan(
+        endpoint=Endpoint.of("http://127.0.0.1:8080", None, {}),
+        model=more.pop("model", "tiny"),
+        pool=None,
+        scenario=replace(scenario, prompts="synthetic, 32 in, 11 out", cache_salt=salt),
+        prompts=lambda seed: iter(()),
+        ignore_eos=True,
+        given=more.pop("given", {}),
+        trial=more.pop("trial", False),
+    )
     values: dict[str, Any] = {
-        "id": "20261121T211711Z-x-4037a0",
+        "plan": plan,
+        "id": salt,
         "digest": "9f86d081884c7d659a2feaa0c55ad015",
         "began_at": "2026-11-21T21:17:15.090Z",
-        "endpoint": "http://127.0.0.1:8080",
-        "model": "tiny",
-        "scenario": replace(
-            scenario, prompts="synthetic, 32 in, 11 out", cache_salt="20261121T211711Z-x-4037a0"
-        ),
         "calls": calls,
         "client_health": IDLE,
         "host": HOST,
-        "given": {},
     }
-    return FinishedRun(**values | more)
+    return RunRecord(**values | more)
 
 
-def unverified(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> FinishedRun:
+def unverified(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> RunRecord:
     """On an endpoint that tells nothing of its engine."""
     return run(calls, scenario, **{"before": None, "after": None} | more)
 

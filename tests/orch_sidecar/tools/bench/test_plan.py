@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.bench import plan as options
+from orch_sidecar.tools.bench.cli import parser
 from orch_sidecar.tools.bench.load.endpoint import api_key
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.plan import (
-    InvalidOptions,
-    add_arrivals,
-    add_common,
-    add_length,
-    scenario_of,
-)
+from orch_sidecar.tools.bench.plan import InvalidOptions, scenario_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -25,13 +20,7 @@ CONV = str(Path(__file__).parents[3] / "traces" / "azure_llm_2023_conv.csv")
 
 
 def scenario(label: Label, *words: str) -> Scenario:
-    parser = argparse.ArgumentParser()
-    parser.set_defaults(find_rate=False)
-    if label is Label.BATCHED_ONLINE:
-        add_arrivals(parser)
-    add_length(parser, label)
-    add_common(parser)
-    return scenario_of(parser.parse_args(words), label)
+    return scenario_of(parser().parse_args([label.value.replace("_", "-"), *words]))
 
 
 def test_single_stream_is_one_by_one_for_the_minimum_of_mlperf() -> None:

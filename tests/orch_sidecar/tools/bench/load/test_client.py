@@ -145,7 +145,7 @@ async def test_answer_that_ends_with_its_connection_is_whole() -> None:
         (
             CHUNKED + chunks(b"data: {\n\n", ANSWER),
             False,
-            "error in the stream: an event is not",
+            "error in the stream: an event is inv",
         ),
         (CHUNKED + chunks(b'data: {"error":{"code":502}}\n\n'), False, "error in the stream: 502"),
         (b"SSH-2.0-x\r\n\r\n", False, "the response is not valid HTTP: not a status line"),

@@ -1,4 +1,4 @@
-"""Ctrl-C, as something to wait for."""
+"""Ctrl-C: the end of what is done, or of a part of it."""
 
 from __future__ import annotations
 
@@ -10,70 +10,69 @@ import pytest
 
 from orch_sidecar.tools.bench.load.driver import (
     Interrupted,
-    cancel_and_wait,
-    interrupts,
-    unless_interrupted,
+    cancelled_by_signals,
+    interruptible,
+    until_seen,
 )
 
 
-async def test_work_that_ends_first_gives_what_it_returns() -> None:
-    async def work() -> int:
-        return 7
+async def endless(ended: list[bool], number: int = 0) -> None:
+    """Sends itself a signal first."""
+    try:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        ended.append(True)
 
-    assert await unless_interrupted(asyncio.Event(), work()) == 7
 
-
-async def test_work_that_fails_first_raises_its_own_error() -> None:
-    async def work() -> int:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        await unless_interrupted(asyncio.Event(), work())
+async def seen() -> int:
+    return 7
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_signal_ends_the_work_and_lets_it_clean_up(number: signal.Signals) -> None:
-    cleaned = []
-
-    async def work() -> None:
-        try:
-            os.kill(os.getpid(), number)
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            cleaned.append(True)
-
-    with interrupts() as interrupted, pytest.raises(Interrupted):
-        await unless_interrupted(interrupted, work())
-    assert cleaned == [True]
-    assert interrupted.is_set()
-
-
-async def test_interruption_that_has_come_already_counts() -> None:
-    event = asyncio.Event()
-    event.set()
-    with pytest.raises(Interrupted):
-        await unless_interrupted(event, asyncio.Event().wait())
+async def test_each_signal_ends_what_can_be_interrupted_and_lets_it_clean_up(
+    number: signal.Signals,
+) -> None:
+    cleaned: list[bool] = []
+    with cancelled_by_signals():
+        for _ in range(2):
+            with pytest.raises(Interrupted), interruptible():
+                await endless(cleaned, number)
+        await asyncio.sleep(0)
+    assert cleaned == [True] * 2
 
 
 async def test_signals_are_python_s_own_again_afterwards() -> None:
-    with interrupts():
+    with cancelled_by_signals():
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def test_cancelled_waits_until_all_have_ended() -> None:
-    ended = []
+async def failing() -> None:
+    raise KeyError("x")
 
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            ended.append(True)
 
-    tasks = [asyncio.create_task(work()) for _ in range(3)]
-    await asyncio.sleep(0)
-    await cancel_and_wait(tasks)
-    assert ended == [True] * 3
+async def test_work_is_done_until_something_is_seen_and_has_ended_then() -> None:
+    ended: list[bool] = []
+    assert await until_seen(endless(ended), seen()) == 7
+    assert ended == [True]
+
+
+async def test_work_that_ends_first_ends_the_watch_and_its_error_is_raised() -> None:
+    ended: list[bool] = []
+    await until_seen(asyncio.sleep(0), endless(ended))
+    with pytest.raises(KeyError):
+        await until_seen(failing(), endless(ended))
+    assert ended == [True] * 2
+
+
+async def test_cancellation_ends_both() -> None:
+    ended: list[bool] = []
+    both = asyncio.create_task(until_seen(endless(ended), endless(ended)))
+    await asyncio.sleep(0.01)
+    both.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await both
+    assert ended == [True] * 2
