@@ -1,4 +1,4 @@
 """Performs a plan: one run from end to end, a search for the largest rate, or a sweep.
 
-Imports `plan`, `results` and `load`. None of it is pure.
+Imports `results` and `load`. None of it is pure.
 """
