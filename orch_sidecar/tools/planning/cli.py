@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from orch_sidecar.tools.arguments import (
     TextParser,
@@ -24,7 +24,7 @@ from orch_sidecar.tools.arguments import (
     share,
     slo_of,
 )
-from orch_sidecar.tools.bench.load.capabilities import read_capabilities
+from orch_sidecar.tools.bench.load.capabilities import engine_at
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, api_key
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
@@ -33,9 +33,8 @@ from orch_sidecar.tools.facts.comparison.cost import Prices, per_million
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.planning.fleet import (
-    NoEngine,
+    Demand,
     Prediction,
-    grow,
     of_capabilities,
     of_facts,
     select,
@@ -45,7 +44,7 @@ from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress
 from orch_sidecar.tools.traces import add_trace, traces_of
 from orch_sidecar.tools.tune.decision import Decision, bounds, decide
-from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound
+from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound, NotEnough
 from vllm_plugin.contracts import profile as profiles
 
 _HEAD = ("engines", "goodput", "per s", "refused", "TTFT p95", "TPOT p95 ms", "tokens/s", "busy")
@@ -128,8 +127,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.trace is None:
-        raise ValueError("give --trace FILE, the traffic to plan for")
     if options.plot is not None:
         require(options.plot)
     profile = profiles.load(options.profile)
@@ -147,17 +144,16 @@ def _run(options: argparse.Namespace) -> int:
         f"{traffic.prompt:.0f} tokens in, {traffic.output:.0f} out\nengine: {model.source}"
     )
     print(slots_text(decision, model.memory, slots))
+    demand = Demand(
+        model.shape(profile, slots),
+        traffic.arrivals(traffic.rate, seconds, 0),
+        seconds,
+        with_slo(profile.admission, slo_ms),
+        slo_ms,
+    )
     found = []
     with Progress("predicting 1 engine") as progress:
-        for each in grow(
-            options.most,
-            options.goodput,
-            model.shape(profile, slots),
-            traffic.arrivals(traffic.rate, seconds, 0),
-            seconds,
-            with_slo(profile.admission, slo_ms),
-            slo_ms,
-        ):
+        for each in demand.grow(options.most, options.goodput):
             found.append(each)
             progress.phase(f"predicting {len(found) + 1} engines")
     hour = None if options.per_hour is None else Prices(options.per_hour).hour(model.accelerators)
@@ -174,20 +170,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _model(options: argparse.Namespace, tokens: int) -> EngineModel:
-    if (options.url is None) == (options.fact is None):
-        raise NoEngine("give one of --url (a running engine) and --fact (a table of facts)")
     if options.fact is None:
-        return of_capabilities(asyncio.run(_entry(options.url, options.pool)), tokens)
+        asked = engine_at(Endpoint.of(options.url, api_key(), {}), options.pool)
+        return of_capabilities(asyncio.run(asked).entry, tokens)
     located = valid_rows(files.read(options.fact))
     rows = select((each.row for each in located), options.model_id, options.gpu)
     return of_facts(rows, options.prefill_rate)
-
-
-async def _entry(url: str, pool: str | None) -> Mapping[str, Any]:
-    found = await read_capabilities(Endpoint.of(url, api_key(), {}), pool)
-    if found is None:
-        raise NoEngine(f"{url} has no /v1/capabilities: it is neither a sidecar nor an engine")
-    return found.entry
 
 
 def _with_memory(model: EngineModel, options: argparse.Namespace, tokens: int) -> EngineModel:
@@ -195,7 +183,7 @@ def _with_memory(model: EngineModel, options: argparse.Namespace, tokens: int) -
     if options.kv_gib is None:
         return model
     if options.kv_bytes_per_token is None:
-        raise NoEngine(f"--kv-gib {options.kv_gib:g}: give --kv-bytes-per-token, too")
+        raise NotEnough(f"--kv-gib {options.kv_gib:g}: give --kv-bytes-per-token, too")
     size = int(options.kv_gib * 2**30) // options.kv_bytes_per_token
     return replace(model, memory=MemoryBound(tokens, size // tokens, size))
 
@@ -222,11 +210,12 @@ def parser() -> argparse.ArgumentParser:
     add("--per-hour", type=positive, metavar="PRICE", help=price_help)
     add_plot(found)
     add("--json", type=Path, metavar="FILE", help="write the predictions")
-    add_trace(found)
-    add = found.add_argument_group("engine").add_argument
-    add("--url", help="a running engine, or the sidecar in front of it")
+    add_trace(found, found.add_mutually_exclusive_group(required=True))
+    group = found.add_argument_group("engine")
+    engine, add = group.add_mutually_exclusive_group(required=True), group.add_argument
+    engine.add_argument("--url", help="a running engine, or the sidecar in front of it")
+    engine.add_argument("--fact", type=Path, metavar="CSV", help="a table of facts instead")
     add("--pool", help="the pool, of a sidecar with several")
-    add("--fact", type=Path, metavar="CSV", help="a table of facts instead")
     add("--model-id", help="of the rows to use")
     add("--gpu", help="of the rows to use")
     add("--prefill-rate", type=positive, help="prompt tokens per second (of the rows' TTFT)")

@@ -19,12 +19,11 @@ from typing import Any, Final
 
 from orch_sidecar.admission.types import StepTime
 from orch_sidecar.engine_state.report import step_time_of
-from orch_sidecar.tools.bench.results.sweep import Fit, fit
 from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.fronts import Admitted, Sight
+from orch_sidecar.tools.simulate.fronts import Admitted, Direct, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
 from orch_sidecar.tools.simulate.traffic import Arrival
 from orch_sidecar.tools.tune.decision import FEW_STEPS
@@ -33,9 +32,11 @@ from orch_sidecar.tools.tune.engine_model import (
     NotEnough,
     Point,
     StepCurve,
+    Steps,
     curve_of,
     model_of,
     steps_between,
+    through,
 )
 from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
 
@@ -43,18 +44,14 @@ _TTFT: Final = "ttft_p50_ms"
 _TPOT: Final = "tpot_p50_ms"
 
 
-class NoEngine(ValueError):
-    """No engine follows from what is given; the message states what is missing and what to do."""
-
-
 def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
     """Returns the model of a running engine, from its entry in `/v1/capabilities`.
 
-    `tokens`: mean context of a request, for the memory bound. Raises NoEngine.
+    `tokens`: mean context of a request, for the memory bound. Raises NotEnough.
     """
     prefill = _prefill_rate(entry)
     if prefill is None:
-        raise NoEngine(
+        raise NotEnough(
             "the engine has not measured its prefill yet: run `orch tune`, or some traffic, and "
             "plan again"
         )
@@ -66,26 +63,22 @@ def _curve(entry: Mapping[str, Any]) -> StepCurve:
     the mean of all its steps; else a fit of all its steps. Both are since its start."""
     fitted, counted = step_time_of(entry), steps_between({}, entry)
     if fitted is None or not fitted.good:
-        try:
-            return curve_of([counted])
-        except NotEnough as error:
-            raise NoEngine(
-                f"{error}, run `orch tune`, or some traffic of several concurrencies"
-            ) from error
+        return curve_of([counted], "run `orch tune`, or some traffic of several concurrencies")
     document = entry["step_time"]
-    samples, slower = document.get("samples", 0), _slower(fitted, counted.values())
-    largest = Point(fitted.largest, samples, slower * fitted.token_ms(fitted.largest))
+    slower, error = _slower(fitted, counted), float(document.get("error", 0.0))
+    largest = Point(
+        fitted.largest, document.get("samples", 0), slower * fitted.token_ms(fitted.largest)
+    )
     t0_ms, c_ms = (slower * each / fitted.tokens for each in (fitted.t0_ms, fitted.c_ms))
-    return StepCurve((largest,), Fit(t0_ms, c_ms, fitted.alpha, float(document.get("error", 0.0))))
+    return StepCurve(t0_ms, c_ms, fitted.alpha, error, (largest,))
 
 
-def _slower(fitted: StepTime, counted: Iterable[Point]) -> float:
+def _slower(fitted: StepTime, counted: Steps) -> float:
     """Returns how much longer all decode steps took than by the fit, 1 if they are few."""
-    points = list(counted)
-    if sum(point.steps for point in points) < FEW_STEPS:
+    if sum(steps for steps, _ in counted.values()) < FEW_STEPS:
         return 1.0
-    by_fit_ms = sum(point.steps * fitted.ms(point.batch) for point in points)
-    return sum(point.steps * point.ms for point in points) / by_fit_ms
+    by_fit_ms = sum(steps * fitted.ms(batch) for batch, (steps, _) in counted.items())
+    return 1000 * sum(seconds for _, seconds in counted.values()) / by_fit_ms
 
 
 def _prefill_rate(entry: Mapping[str, Any]) -> float | None:
@@ -100,34 +93,29 @@ def _prefill_rate(entry: Mapping[str, Any]) -> float | None:
 def of_facts(rows: Sequence[Row], prefill_tokens_per_s: float | None) -> EngineModel:
     """Returns the model of the engine that these rows measured at several batches.
 
-    `prefill_tokens_per_s`: given; None: of the first token at the smallest batch. Raises NoEngine.
+    `prefill_tokens_per_s`: given; None: of the first token at the smallest batch. Raises NotEnough.
     """
     used = [row for row in rows if row.measurement_type is not Label.TO_BE_CONFIRMED]
     kinds = {(row.model_id, row.engine, row.precision, row.gpu, row.gpu_count) for row in used}
     if len(kinds) != 1:
         shown = "; ".join(", ".join(map(str, kind)) for kind in sorted(kinds)) or "none"
-        raise NoEngine(
+        raise NotEnough(
             f"the table must have rows of one model on one kind of engine, but has: {shown}; "
             "select with --model-id and --gpu"
         )
     prefill = prefill_tokens_per_s or _prefill(used)
     if prefill is None:
-        raise NoEngine(
+        raise NotEnough(
             f"no row has the note {_TTFT}, from which the speed of prefill follows: give "
             "--prefill-rate"
         )
-    points = [point for row in used if (point := _point(row, prefill)) is not None]
-    points.sort(key=lambda point: point.batch)
-    found = fit([(point.batch, point.ms) for point in points]) if points else None
-    if found is None:
-        batches = ", ".join(str(point.batch) for point in points) or "none"
-        raise NoEngine(
-            f"the curve of the step time needs rows of three different batches; the table has: "
-            f"{batches}. Measure more with `orch bench sweep --facts`"
-        )
+    curve = through(
+        (point for row in used if (point := _point(row, prefill)) is not None),
+        "the table has rows",
+        "measure more with `orch bench sweep --facts`",
+    )
     [(model, engine, _, gpu, accelerators)] = kinds
-    curve = StepCurve(tuple(points), found)
-    source = f"{len(points)} rows of {model} on {engine}, {gpu}"
+    source = f"{len(curve.points)} rows of {model} on {engine}, {gpu}"
     return EngineModel(source, curve, prefill, accelerators=accelerators)
 
 
@@ -180,81 +168,75 @@ class Prediction:
     occupancy: float
 
 
-def predict(
-    engines: int,
-    shape: EngineShape,
-    arrivals: Sequence[Arrival],
-    seconds: float,
-    rules: AdmissionRules,
-    slo_ms: Mapping[str, float],
-) -> Prediction:
-    """Runs the traffic through that many engines. `seconds`: of the arrivals."""
-    records: list[Record] = []
-    tokens, busy_s = 0, 0.0
-    for number, own in enumerate(spread(engines, shape, arrivals)):
-        if own:
-            run = Run(
-                shape,
-                own,
-                seconds,
-                lambda outcomes, seed=number: Admitted(rules, Sight(), outcomes, seed),  # type: ignore[misc]
-                number,
-            )
-            course = run.to_the_end()
-            records += course.records
-            tokens += course.tokens
-            busy_s += course.busy_s
-    asked = [each for each in records if each.arrival.service_class is INTERACTIVE] or records
-    served = [done for each in asked if (done := each.completed) is not None]
-    kept = [each for each in served if each.meets(slo_ms)]
-    first = [1000 * each.ttft_s for each in served if each.ttft_s is not None]
-    each_ms = [1000 * each.tpot_s for each in served if each.tpot_s is not None]
-    return Prediction(
-        engines=engines,
-        requests=len(asked),
-        goodput=len(kept) / len(asked) if asked else 1.0,
-        goodput_per_s=len(kept) / seconds,
-        refused=1 - len(served) / len(asked) if asked else 0.0,
-        ttft_p95_ms=percentile(first, 95),
-        tpot_p95_ms=percentile(each_ms, 95),
-        tokens_per_s=tokens / seconds,
-        good_tokens_per_s=sum(each.output_tokens for each in kept) / seconds,
-        occupancy=busy_s / (seconds * shape.slots * engines),
-    )
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Traffic for engines of one shape, and how it is to be served.
 
+    `seconds`: of the arrivals. `slo_ms`: by the names of the times.
+    """
 
-def spread(engines: int, shape: EngineShape, arrivals: Sequence[Arrival]) -> list[list[Arrival]]:
-    """Returns the arrivals of each engine."""
-    found: list[list[Arrival]] = [[] for _ in range(engines)]
-    running: list[list[float]] = [[] for _ in range(engines)]  # heaps of expected ends
-    for arrival in arrivals:
-        for ends in running:
-            while ends and ends[0] <= arrival.at:
-                heappop(ends)
-        least = min(range(engines), key=lambda number: (len(running[number]), len(found[number])))
-        found[least].append(arrival)
-        batch = min(shape.slots, len(running[least]) + 1)
-        waits = max(1.0, (len(running[least]) + 1) / shape.slots)
-        own_s = arrival.output * shape.step_ms(batch) / 1000
-        own_s += arrival.prompt / shape.prefill_tokens_per_s
-        heappush(running[least], arrival.at + waits * own_s)
-    return found
+    shape: EngineShape
+    arrivals: Sequence[Arrival]
+    seconds: float
+    rules: AdmissionRules
+    slo_ms: Mapping[str, float]
 
+    def grow(self, most: int, target: float) -> Iterator[Prediction]:
+        """Predicts one engine, two and so on, until one more than `target` needs, or `most`."""
+        enough = False
+        for engines in range(1, most + 1):
+            found = self.predict(engines)
+            yield found
+            if enough:
+                return
+            enough = found.goodput >= target
 
-def grow(
-    most: int,
-    target: float,
-    shape: EngineShape,
-    arrivals: Sequence[Arrival],
-    seconds: float,
-    rules: AdmissionRules,
-    slo_ms: Mapping[str, float],
-) -> Iterator[Prediction]:
-    """Predicts one engine, two and so on, until one more than `target` needs, or `most`."""
-    enough = False
-    for engines in range(1, most + 1):
-        found = predict(engines, shape, arrivals, seconds, rules, slo_ms)
-        yield found
-        if enough:
-            return
-        enough = found.goodput >= target
+    def predict(self, engines: int) -> Prediction:
+        """Runs the traffic through that many engines."""
+        records: list[Record] = []
+        tokens, busy_s, seconds = 0, 0.0, self.seconds
+        for number, own in enumerate(self.spread(engines)):
+            if own:
+
+                def front(outcomes: Outcomes, seed: int = number) -> Direct:
+                    return Admitted(self.rules, Sight(), outcomes, seed)
+
+                course = Run(self.shape, own, seconds, front, number).to_the_end()
+                records += course.records
+                tokens += course.tokens
+                busy_s += course.busy_s
+        asked = [each for each in records if each.arrival.service_class is INTERACTIVE] or records
+        served = [done for each in asked if (done := each.completed) is not None]
+        kept = [each for each in served if each.meets(self.slo_ms)]
+        first = [1000 * each.ttft_s for each in served if each.ttft_s is not None]
+        each_ms = [1000 * each.tpot_s for each in served if each.tpot_s is not None]
+        return Prediction(
+            engines=engines,
+            requests=len(asked),
+            goodput=len(kept) / len(asked) if asked else 1.0,
+            goodput_per_s=len(kept) / seconds,
+            refused=1 - len(served) / len(asked) if asked else 0.0,
+            ttft_p95_ms=percentile(first, 95),
+            tpot_p95_ms=percentile(each_ms, 95),
+            tokens_per_s=tokens / seconds,
+            good_tokens_per_s=sum(each.output_tokens for each in kept) / seconds,
+            occupancy=busy_s / (seconds * self.shape.slots * engines),
+        )
+
+    def spread(self, engines: int) -> list[list[Arrival]]:
+        """Returns the arrivals of each engine."""
+        shape = self.shape
+        found: list[list[Arrival]] = [[] for _ in range(engines)]
+        running: list[list[float]] = [[] for _ in range(engines)]  # heaps of expected ends
+        for arrival in self.arrivals:
+            for ends in running:
+                while ends and ends[0] <= arrival.at:
+                    heappop(ends)
+            least = min(range(engines), key=lambda at: (len(running[at]), len(found[at])))
+            found[least].append(arrival)
+            batch = min(shape.slots, len(running[least]) + 1)
+            waits = max(1.0, (len(running[least]) + 1) / shape.slots)
+            own_s = arrival.output * shape.step_ms(batch) / 1000
+            own_s += arrival.prompt / shape.prefill_tokens_per_s
+            heappush(running[least], arrival.at + waits * own_s)
+        return found

@@ -28,7 +28,7 @@ from orch_sidecar.tools.arguments import (
     positive,
     run_command,
 )
-from orch_sidecar.tools.bench.load.capabilities import read_capabilities
+from orch_sidecar.tools.bench.load.capabilities import engine_at
 from orch_sidecar.tools.bench.load.driver import cancelled_by_signals, interruptible
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
 from orch_sidecar.tools.bench.load.scenario import Plan
@@ -86,12 +86,7 @@ async def tune(plan: Plan, traffic: Traffic) -> Tuning:
 
     Raises what `measure` of bench raises, and NotEnough where no curve can be drawn.
     """
-    found = await read_capabilities(plan.endpoint, plan.pool)
-    if found is None:
-        raise EndpointError(
-            f"{plan.endpoint.url} has no /v1/capabilities: orch tune needs an engine with the "
-            "plugin, or a sidecar"
-        )
+    found = await engine_at(plan.endpoint, plan.pool)
     scenario, slots = plan.scenario, found.snapshot.slots_total
     sizes = [2**power for power in range(slots.bit_length()) if 2**power < slots] + [slots]
     seconds = scenario.least_seconds
@@ -159,15 +154,14 @@ def curve_text(curve: StepCurve) -> str:
             str(point.batch),
             str(point.steps),
             f"{point.ms:.2f}",
-            f"{curve.ms(point.batch):.2f}",
+            f"{curve.at(point.batch):.2f}",
             f"{point.tokens_per_s:.1f}",
         )
         for point in curve.points
     ]
-    fit = curve.fit
     formula = (
-        f"t(b) = {fit.t0:.2f} + {fit.c:.3f} * b^{fit.alpha:.2f} ms, off by at most "
-        f"{fit.worst_error:.0%} at {len(curve.points)} batches, {curve.steps} steps"
+        f"t(b) = {curve.t0:.2f} + {curve.c:.3f} * b^{curve.alpha:.2f} ms, off by at most "
+        f"{curve.worst_error:.0%} at {len(curve.points)} batches, {curve.steps} steps"
     )
     return "\n".join([*aligned(_HEAD, rows, texts=0), formula])
 
@@ -217,11 +211,11 @@ def charts_of(curve: StepCurve, decision: Decision, tpot_slo_ms: float | None) -
     """Returns the time of a step, and the tokens per second, by batch."""
     slots, last = decision.slots, float(max(curve.largest, decision.slots))
     batches = [float(point.batch) for point in curve.points]
-    off = f"The curve is off by at most {curve.fit.worst_error:.0%}."
+    off = f"The curve is off by at most {curve.worst_error:.0%}."
     chosen = Style("", "s", 2, hollow=True)
     times = [
         Series("measured", batches, [point.ms for point in curve.points], Style("")),
-        fitted("t0 + c b^alpha", curve.ms, 1.0, last),
+        fitted("t0 + c b^alpha", curve.at, 1.0, last),
     ]
     throughput = [
         Series("measured", batches, [point.tokens_per_s for point in curve.points], Style("")),

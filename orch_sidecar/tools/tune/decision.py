@@ -112,10 +112,10 @@ def _step_tokens(
 ) -> int:
     """Returns one of STEP_TOKENS, never fewer than there are slots."""
     per_ms = prefill_tokens_per_s / 1000
-    enough = curve.fit.t0 / FIXED_COST * per_ms
+    enough = curve.t0 / FIXED_COST * per_ms
     most = enough
     if tpot_slo_ms is not None:
-        most = min(enough, (tpot_slo_ms - curve.ms(slots)) * per_ms + slots)
+        most = min(enough, (tpot_slo_ms - curve.at(slots)) * per_ms + slots)
     fitting = [tokens for tokens in STEP_TOKENS if tokens <= most]
     chosen = fitting[-1] if fitting else STEP_TOKENS[0]
     return max(chosen, slots)
@@ -136,33 +136,20 @@ def _doubts(
     binds: Binds,
     slots_now: int,
 ) -> tuple[str, ...]:
-    found = []
-    if curve.fit.worst_error > POOR_FIT:
-        found.append(
-            f"the curve is off by up to {curve.fit.worst_error:.0%}: the machine is busy with "
-            "something else, or the time depends on more than the batch"
-        )
     few = [point.batch for point in curve.points if point.steps < FEW_STEPS]
-    if len(few) * 2 > len(curve.points):
-        found.append(
-            f"most batches had fewer than {FEW_STEPS} steps: raise --seconds for a surer curve"
-        )
-    if slots > curve.largest:
-        found.append(
-            f"{slots} slots are beyond the largest batch measured, {curve.largest}: the curve is "
-            "extended there"
-        )
-    if binds is Binds.MEASURED:
-        found.append(
-            f"more may be worth having: the engine has {slots_now} slots; start it with "
-            f"--max-num-seqs {2 * max(slots_now, slots)} and tune again"
-        )
-    if slots == 1:
-        found.append(
-            "one slot does not batch: the written profile has 2; for one request at a time use the "
-            "profile home"
-        )
-    if by_slo == 0:
-        alone_ms = full.tpot_p95_ms(1)
-        found.append(f"no batch keeps the SLO: a token of one sequence takes {alone_ms:.1f} ms")
-    return tuple(found)
+    known = {
+        f"the curve is off by up to {curve.worst_error:.0%}: the machine is busy with something "
+        "else, or the time depends on more than the batch": curve.worst_error > POOR_FIT,
+        f"most batches had fewer than {FEW_STEPS} steps: raise --seconds for a surer curve": (
+            len(few) * 2 > len(curve.points)
+        ),
+        f"{slots} slots are beyond the largest batch measured, {curve.largest}: the curve is "
+        "extended there": slots > curve.largest,
+        f"more may be worth having: the engine has {slots_now} slots; start it with "
+        f"--max-num-seqs {2 * max(slots_now, slots)} and tune again": binds is Binds.MEASURED,
+        "one slot does not batch: the written profile has 2; for one request at a time use the "
+        "profile home": slots == 1,
+        "no batch keeps the SLO: a token of one sequence takes "
+        f"{full.tpot_p95_ms(1):.1f} ms": by_slo == 0,
+    }
+    return tuple(doubt for doubt, holds in known.items() if holds)

@@ -9,6 +9,7 @@ So the traffic is run through the simulated engine, step by step, with all of it
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -29,7 +30,7 @@ FURTHEST: Final = 2.0
 
 
 class NotEnough(ValueError):
-    """The run did not show enough; the message states what is missing and what to do."""
+    """Too little is known of an engine; the message states what is missing and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCurve:
-    """The measured points, in ascending order of their batch, and the curve through them."""
+class StepCurve(Fit):
+    """The curve of the milliseconds of a decode step through the measured points, which are in
+    ascending order of their batch."""
 
     points: tuple[Point, ...]
-    fit: Fit
 
     @property
     def largest(self) -> int:
@@ -62,47 +63,56 @@ class StepCurve:
     def steps(self) -> int:
         return sum(point.steps for point in self.points)
 
-    def ms(self, batch: float) -> float:
-        """Milliseconds of a decode step."""
-        return self.fit.at(batch)
-
     def tokens_per_s(self, batch: float) -> float:
         """Generated tokens per second while every step decodes `batch` sequences."""
-        return 1000 * batch / self.ms(batch)
+        return 1000 * batch / self.at(batch)
 
 
-def steps_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[int, Point]:
+Steps = Mapping[int, tuple[int, float]]
+"""Decode steps and their seconds, by batch."""
+
+
+def steps_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> Steps:
     """Returns the decode steps between two entries of one engine in `/v1/capabilities`."""
     earlier = {batch: (steps, s) for batch, steps, s in decode_steps_of(before) or ()}
     found = {}
     for batch, steps, seconds in decode_steps_of(after) or ():
         steps_before, seconds_before = earlier.get(batch, (0, 0.0))
-        count = steps - steps_before
-        if count > 0 and batch > 0:
-            found[batch] = Point(batch, count, 1000 * (seconds - seconds_before) / count)
+        if batch > 0 and steps > steps_before:
+            found[batch] = steps - steps_before, seconds - seconds_before
     return found
 
 
-def curve_of(runs: Iterable[Mapping[int, Point]]) -> StepCurve:
+def curve_of(
+    runs: Iterable[Steps], remedy: str = "raise the length of the run or of its answers"
+) -> StepCurve:
     """Returns the curve through the steps of several runs. Raises NotEnough."""
-    sums: dict[int, tuple[int, float]] = {}
+    counts, seconds = Counter[int](), defaultdict[int, float](float)
     for run in runs:
-        for batch, point in run.items():
-            steps, ms = sums.get(batch, (0, 0.0))
-            sums[batch] = steps + point.steps, ms + point.steps * point.ms
-    points = tuple(
-        Point(batch, steps, ms / steps)
-        for batch, (steps, ms) in sorted(sums.items())
-        if steps >= LEAST_STEPS and ms > 0
+        for batch, (count, took_s) in run.items():
+            counts[batch] += count
+            seconds[batch] += took_s
+    return through(
+        (
+            Point(batch, count, 1000 * seconds[batch] / count)
+            for batch, count in counts.items()
+            if count >= LEAST_STEPS and seconds[batch] > 0
+        ),
+        f"the engine had {LEAST_STEPS} decode steps",
+        remedy,
     )
-    found = fit([(point.batch, point.ms) for point in points]) if points else None
-    if found is None:
+
+
+def through(found: Iterable[Point], had: str, remedy: str) -> StepCurve:
+    """Returns the curve through some points. Raises NotEnough, which says who `had` them."""
+    points = tuple(sorted(found, key=lambda point: point.batch))
+    curve = fit([(point.batch, point.ms) for point in points]) if points else None
+    if curve is None:
         sizes = ", ".join(str(point.batch) for point in points) or "none"
         raise NotEnough(
-            f"the engine had {LEAST_STEPS} decode steps of these batches only: {sizes}; a curve "
-            "needs three that differ: raise the length of the run or of its answers"
+            f"{had} of these batches only: {sizes}; a curve needs three that differ: {remedy}"
         )
-    return StepCurve(points, found)
+    return StepCurve(curve.t0, curve.c, curve.alpha, curve.worst_error, points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +167,15 @@ class EngineModel:
 
         `profile`: has what is not known, and the slots if they are None.
         """
-        fit = self.curve.fit
+        curve = self.curve
         return EngineShape.of(
             profile,
             slots,
             self.step_tokens,
             self.chunk_tokens,
-            t0_ms=fit.t0,
-            c_ms=fit.c,
-            alpha=fit.alpha,
+            t0_ms=curve.t0,
+            c_ms=curve.c,
+            alpha=curve.alpha,
             prefill_tokens_per_s=self.prefill_tokens_per_s or inf,
             kv_tokens=(self.memory and self.memory.kv_tokens) or None,
         )

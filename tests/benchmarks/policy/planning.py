@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from orch_sidecar.tools.planning.fleet import NoEngine, Prediction, of_capabilities, predict
+from orch_sidecar.tools.planning.fleet import Demand, Prediction, of_capabilities
 from orch_sidecar.tools.simulate.compare import capacity, with_slo
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival, Replay
 from orch_sidecar.tools.traces import read
-from orch_sidecar.tools.tune.engine_model import EngineModel
+from orch_sidecar.tools.tune.engine_model import EngineModel, NotEnough
 from tests.benchmarks.policy import profiles, rig, work
 from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop, open_loop
@@ -73,7 +73,7 @@ def run(given: argparse.Namespace, record: Record) -> None:
             if not arrivals:
                 rate = given.load * capacity(shape, traffic, 0)
                 arrivals = traffic.arrivals(rate, given.seconds, 0)
-            predicted = predict(number, shape, arrivals, given.seconds, rules, slo)
+            predicted = Demand(shape, arrivals, given.seconds, rules, slo).predict(number)
             measured, refused = _measure(engines[:number], path, arrivals, slo, given.seconds)
             rows.append(_row(predicted, measured, refused))
             points.append(100 * (predicted.goodput - measured))
@@ -118,11 +118,11 @@ def _models(engines: Sequence[Engine], traffic: Replay) -> list[EngineModel]:
         engine.rest()
         try:
             models.append(of_capabilities(engine.capabilities(), tokens))
-        except NoEngine as error:
+        except NotEnough as error:
             raise NotServing(str(error)) from error
     for each in models:
         prefill = each.shape().prefill_tokens_per_s
-        print(f"t(8) = {each.curve.ms(8):.1f} ms, {prefill:.0f} prompt tokens/s")
+        print(f"t(8) = {each.curve.at(8):.1f} ms, {prefill:.0f} prompt tokens/s")
     return models
 
 

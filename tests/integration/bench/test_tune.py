@@ -39,7 +39,7 @@ async def test_curve_and_rate_are_those_of_the_engine(
     found = await tune(plan(url_of(cloud), WITH_SLO), TRAFFIC)
     assert [point.clients for point in found.sweep.points] == [1, 2, 4]
     assert {1, 2, 4} <= {point.batch for point in found.model.curve.points}
-    step_ms = found.model.curve.ms(4)
+    step_ms = found.model.curve.at(4)
     assert step_ms == pytest.approx(4.0, rel=0.01), "the script's, whatever the batch"
     assert found.decision.slots == 8  # twice what was measured: all of it would be kept
     assert found.rate is not None

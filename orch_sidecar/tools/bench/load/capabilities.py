@@ -117,6 +117,16 @@ async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilitie
         raise EndpointError(f"{endpoint.url}{_PATH}: {error}") from error
 
 
+async def engine_at(endpoint: Endpoint, pool: str | None) -> Capabilities:
+    """Returns the current capabilities of an engine that must have some. Raises EndpointError."""
+    found = await read_capabilities(endpoint, pool)
+    if found is None:
+        raise EndpointError(
+            f"{endpoint.url} has no {_PATH}: it is neither a sidecar nor an engine with the plugin"
+        )
+    return found
+
+
 async def wait_until_idle(
     endpoint: Endpoint, pool: str | None, since: Capabilities, requests: int
 ) -> Capabilities:
@@ -129,10 +139,10 @@ async def wait_until_idle(
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + IDLE_TIMEOUT_S
-    found, begun = await _read_existing(endpoint, pool), since.snapshot
+    found, begun = await engine_at(endpoint, pool), since.snapshot
     while True:
         await asyncio.sleep(REPORT_INTERVAL_S)
-        before, found = found, await _read_existing(endpoint, pool)
+        before, found = found, await engine_at(endpoint, pool)
         now = found.snapshot
         idle = before.snapshot == now and not now.in_engine
         counted = now.requests_total >= begun.requests_total + requests
@@ -155,7 +165,7 @@ async def accepted_of_others(
         busy_s: float | None = None
         for _ in range(MOST_LOOKS):  # until a new report, when least was sent since it was made
             try:
-                found = (await _read_existing(endpoint, pool)).snapshot
+                found = (await engine_at(endpoint, pool)).snapshot
             except EndpointError:  # at the end it is an objection, should it last
                 break
             others = found.requests_total - since.requests_total - sent()
@@ -165,10 +175,3 @@ async def accepted_of_others(
                 break
             busy_s = found.busy_s
             await asyncio.sleep(LOOK_S)
-
-
-async def _read_existing(endpoint: Endpoint, pool: str | None) -> Capabilities:
-    found = await read_capabilities(endpoint, pool)
-    if found is None:
-        raise EndpointError(f"{endpoint.url}{_PATH} no longer exists")
-    return found

@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.planning.fleet import (
-    NoEngine,
-    of_capabilities,
-    of_facts,
-    select,
-)
+from orch_sidecar.tools.planning.fleet import of_capabilities, of_facts, select
+from orch_sidecar.tools.tune.engine_model import NotEnough
 from tests.orch_sidecar.tools.planning.rows import BATCHES, PREFILL, row, step_ms
 
 ENTRY: dict[str, Any] = {
@@ -32,33 +28,33 @@ def test_step_time_is_that_between_tokens_without_the_prompts() -> None:
     found = of_facts([row(batch) for batch in BATCHES], None)
     assert found.prefill_tokens_per_s == pytest.approx(PREFILL, rel=1e-4)
     for batch in (1, 8, 64):
-        assert found.curve.ms(batch) == pytest.approx(step_ms(batch), rel=0.02)
+        assert found.curve.at(batch) == pytest.approx(step_ms(batch), rel=0.02)
     assert "4 rows of org/model on vLLM 0.32.0, H100" in found.source
 
 
 def test_rows_of_several_engines_must_be_selected_from() -> None:
     rows = [*(row(batch) for batch in BATCHES), *(row(batch, "A100") for batch in BATCHES)]
-    with pytest.raises(NoEngine, match=r"A100, 1; .*H100, 1; select with --model-id and --gpu"):
+    with pytest.raises(NotEnough, match=r"A100, 1; .*H100, 1; select with --model-id and --gpu"):
         of_facts(rows, None)
-    assert of_facts(select(rows, "model", "A100"), None).curve.ms(4) > 0
-    with pytest.raises(NoEngine, match="but has: none"):
+    assert of_facts(select(rows, "model", "A100"), None).curve.at(4) > 0
+    with pytest.raises(NotEnough, match="but has: none"):
         of_facts(select(rows, "other", None), None)
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(NoEngine, match=r"three different batches; the table has: 2, 4\. Measure"):
+    with pytest.raises(NotEnough, match="the table has rows of these batches only: 2, 4; a curve"):
         of_facts([row(2), row(4)], None)
     unknown = [replace(row(4), scenario_notes="input_tokens=1; output_tokens=1; batching=on")]
-    with pytest.raises(NoEngine, match="give --prefill-rate"):
+    with pytest.raises(NotEnough, match="give --prefill-rate"):
         of_facts(unknown, None)
     unconfirmed = [replace(each, measurement_type=Label.TO_BE_CONFIRMED) for each in unknown]
-    with pytest.raises(NoEngine, match="none"):
+    with pytest.raises(NotEnough, match="none"):
         of_facts(unconfirmed, 1000.0)
 
 
 def test_running_engine_reports_its_own_model() -> None:
     found = of_capabilities(ENTRY, 100)
-    assert found.curve.ms(10) == pytest.approx(6.0), "two tokens per step"
+    assert found.curve.at(10) == pytest.approx(6.0), "two tokens per step"
     assert (found.curve.largest, found.prefill_tokens_per_s) == (16, 9000.0)
     assert found.memory is not None
     assert found.memory.sequences == 142  # of 7 blocks each
@@ -70,21 +66,21 @@ def test_steps_that_the_fit_leaves_out_count_in_the_plan() -> None:
     steps = {str(batch): [100, 0.1 * 2 * (8 + 0.4 * batch)] for batch in (1, 4, 16)}
     prefill = {"tokens": 18_000, "seconds": 4.0}
     found = of_capabilities({**ENTRY, "steps_by_batch": steps, "prefill": prefill}, 100)
-    assert found.curve.ms(10) == pytest.approx(12.0)
+    assert found.curve.at(10) == pytest.approx(12.0)
     assert found.prefill_tokens_per_s == 4500.0
     few = {batch: [5, 1.0] for batch in steps}
-    assert of_capabilities({**ENTRY, "steps_by_batch": few}, 100).curve.ms(10) == pytest.approx(6)
+    assert of_capabilities({**ENTRY, "steps_by_batch": few}, 100).curve.at(10) == pytest.approx(6)
 
 
 def test_engine_without_a_good_fit_is_modelled_by_all_its_steps() -> None:
     steps = {str(batch): [50, 50 * (8 + batch) / 1000] for batch in (1, 2, 4, 8)}
     poor = {**ENTRY["step_time"], "quality": "poor"}
     found = of_capabilities({**ENTRY, "step_time": poor, "steps_by_batch": steps}, 100)
-    assert found.curve.ms(6) == pytest.approx(14.0, rel=0.01)
+    assert found.curve.at(6) == pytest.approx(14.0, rel=0.01)
 
 
 def test_engine_that_has_measured_nothing_makes_no_plan() -> None:
-    with pytest.raises(NoEngine, match="measured its prefill yet: run `orch tune`"):
+    with pytest.raises(NotEnough, match="measured its prefill yet: run `orch tune`"):
         of_capabilities({**ENTRY, "prefill_tokens_per_s": None}, 100)
-    with pytest.raises(NoEngine, match="run `orch tune`"):
+    with pytest.raises(NotEnough, match="run `orch tune`"):
         of_capabilities({**ENTRY, "step_time": None}, 100)

@@ -10,7 +10,7 @@ import pytest
 from orch_sidecar import cli
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.planning.cli import needed, plan_text
-from orch_sidecar.tools.planning.fleet import grow, predict, spread
+from orch_sidecar.tools.planning.fleet import Demand
 from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival, Workload
@@ -29,6 +29,10 @@ def traffic(rate: float) -> list[Arrival]:
     return Workload(bulk_share=0.0, prompt=64, output=50).arrivals(rate, SECONDS, 1)
 
 
+def demand(rate: float) -> Demand:
+    return Demand(SHAPE, traffic(rate), SECONDS, RULES, SLO)
+
+
 def test_rules_have_the_slo_of_the_plan() -> None:
     assert RULES.interactive is not None
     assert (RULES.interactive.ttft_p95_ms, RULES.interactive.tpot_p95_ms) == (1000.0, 60.0)
@@ -37,7 +41,7 @@ def test_rules_have_the_slo_of_the_plan() -> None:
 
 def test_every_request_goes_to_one_engine_and_the_load_is_even() -> None:
     arrivals = traffic(20.0)
-    parts = spread(3, SHAPE, arrivals)
+    parts = demand(20.0).spread(3)
     assert sorted((each for part in parts for each in part), key=lambda each: each.at) == arrivals
     sizes = [len(part) for part in parts]
     assert max(sizes) < 1.15 * min(sizes)
@@ -45,7 +49,7 @@ def test_every_request_goes_to_one_engine_and_the_load_is_even() -> None:
 
 def test_goodput_grows_with_the_engines_until_all_are_served() -> None:
     # One engine serves about 8.5 requests per second: 8 slots, 50 tokens of 18 ms.
-    found = list(grow(8, 0.98, SHAPE, traffic(20.0), SECONDS, RULES, SLO))
+    found = list(demand(20.0).grow(8, 0.98))
     shares = [each.goodput for each in found]
     assert shares == sorted(shares)
     assert shares[0] < 0.6
@@ -61,18 +65,19 @@ def test_goodput_grows_with_the_engines_until_all_are_served() -> None:
 def test_slow_steps_miss_the_slo_of_the_time_per_token() -> None:
     slow = EngineShape(slots=8, t0_ms=70.0, c_ms=1.0, alpha=1.0)
     arrivals = [Arrival(float(at), ServiceClass.INTERACTIVE, 8, 20, 20) for at in range(0, 60, 5)]
-    assert predict(1, slow, arrivals, SECONDS, RULES, {"ttft": 5000.0, "tpot": 60.0}).goodput == 0.0
-    assert predict(1, slow, arrivals, SECONDS, RULES, {"ttft": 5000.0, "tpot": 90.0}).goodput == 1.0
+    for tpot_ms, goodput in ((60.0, 0.0), (90.0, 1.0)):
+        slo_ms = {"ttft": 5000.0, "tpot": tpot_ms}
+        assert Demand(slow, arrivals, SECONDS, RULES, slo_ms).predict(1).goodput == goodput
 
 
 def test_text_names_what_is_not_enough() -> None:
-    found = list(grow(1, 0.98, SHAPE, traffic(20.0), SECONDS, RULES, SLO))
+    found = list(demand(20.0).grow(1, 0.98))
     assert needed(found, 0.98) is None
     assert "not enough: 1 engines serve" in plan_text(found, 0.98)
 
 
 def test_money_is_that_of_whole_engines_over_the_tokens_within_the_slo() -> None:
-    found = list(grow(2, 0.98, SHAPE, traffic(5.0), SECONDS, RULES, SLO))
+    found = list(demand(5.0).grow(2, 0.98))
     assert found[0].goodput == 1.0
     tokens = sum(each.output for each in traffic(5.0))
     assert found[0].good_tokens_per_s == pytest.approx(tokens / SECONDS)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.planning.fleet import of_capabilities, predict
+from orch_sidecar.tools.planning.fleet import Demand, of_capabilities
 from orch_sidecar.tools.simulate import run
 from orch_sidecar.tools.simulate.compare import capacity, with_slo
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
@@ -125,7 +125,7 @@ def test_plan_counts_the_steps_that_another_job_slows_down(
     arrivals = traffic.arrivals(LOAD * capacity(TRUE, traffic, 0), SECONDS, 0)
 
     def goodput(engines: int, shape: EngineShape) -> float:
-        return 100 * predict(engines, shape, arrivals, SECONDS, rules, SLO).goodput
+        return 100 * Demand(shape, arrivals, SECONDS, rules, SLO).predict(engines).goodput
 
     measured = warmed_up(traffic)
     actual = [goodput(engines, TRUE) for engines in (1, 2)]

@@ -17,7 +17,7 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.tune.cli import RATES, charts_of, decision_text, parser, tuned_profile
 from orch_sidecar.tools.tune.decision import Binds, Decision
-from orch_sidecar.tools.tune.engine_model import FullSlots, Point, curve_of, memory_bound
+from orch_sidecar.tools.tune.engine_model import FullSlots, curve_of, memory_bound
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 
@@ -74,7 +74,7 @@ def full() -> FullSlots:
 
 @pytest.mark.parametrize(("slots", "name"), [(1, "1 slot"), (24, "24 slots")])
 def test_chosen_slots_are_marked_on_the_curve(slots: int, name: str) -> None:
-    curve = curve_of([{b: Point(b, 500, 10.0 + b) for b in (1, 2, 4, 8)}])
+    curve = curve_of([{b: (500, 0.5 * (10.0 + b)) for b in (1, 2, 4, 8)}])
     charts = charts_of(curve, Decision(slots, None, Binds.SLO, None, ()), 50.0)
     assert [chart.title for chart in charts] == ["Decode step", "Throughput"]
     assert [mark.name for mark in charts[0].marked] == ["SLO"]

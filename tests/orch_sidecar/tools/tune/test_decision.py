@@ -14,22 +14,20 @@ from orch_sidecar.tools.tune.engine_model import (
     FullSlots,
     MemoryBound,
     NotEnough,
-    Point,
     StepCurve,
     curve_of,
     steps_between,
 )
 
 
-def curve(t0: float, c: float, largest: int = 64, steps: int = 500) -> StepCurve:
+def curve(t0: float, c: float, largest: int = 64) -> StepCurve:
     sizes = [2**power for power in range(largest.bit_length())]
-    return curve_of([{b: Point(b, steps, t0 + c * b) for b in sizes}])
+    return curve_of([{b: (500, 0.5 * (t0 + c * b)) for b in sizes}])
 
 
 def full(found: StepCurve, prefill: float = inf, prompt: float = 1.0) -> FullSlots:
-    fit = found.fit
     shape = EngineShape(
-        t0_ms=fit.t0, c_ms=fit.c, alpha=fit.alpha, prefill_tokens_per_s=prefill,
+        t0_ms=found.t0, c_ms=found.c, alpha=found.alpha, prefill_tokens_per_s=prefill,
         step_tokens=2048, long_prefill_tokens=2048,
     )  # fmt: skip
     return FullSlots(shape, Workload(bulk_share=0.0, prompt=prompt, output=64.0, spread=0.0))
@@ -50,21 +48,16 @@ def test_curve_is_that_of_the_steps_between_two_reports() -> None:
     before = {"steps_by_batch": {"1": [100, 1.0], "4": [10, 0.2]}}
     after = {"steps_by_batch": {"1": [200, 2.0], "2": [50, 0.6], "4": [110, 1.6], "8": [3, 0.1]}}
     found = steps_between(before, after)
-    assert [(each.batch, each.steps) for each in found.values()] == [
-        (1, 100),
-        (2, 50),
-        (4, 100),
-        (8, 3),
-    ]
-    assert [each.ms for each in found.values()] == pytest.approx([10.0, 12.0, 14.0, 100 / 3])
-    made = curve_of([found, {1: Point(1, 300, 14.0)}])
+    assert {batch: steps for batch, (steps, _) in found.items()} == {1: 100, 2: 50, 4: 100, 8: 3}
+    assert [seconds for _, seconds in found.values()] == pytest.approx([1.0, 0.6, 1.4, 0.1])
+    made = curve_of([found, {1: (300, 4.2)}])
     assert [(point.batch, point.steps) for point in made.points] == [(1, 400), (2, 50), (4, 100)]
     assert made.points[0].ms == pytest.approx(13.0)
 
 
 def test_too_few_batches_make_no_curve() -> None:
     with pytest.raises(NotEnough, match=r"these batches only: 1, 2; .* raise the length"):
-        curve_of([{1: Point(1, 9, 5.0), 2: Point(2, 9, 6.0), 4: Point(4, 4, 7.0)}])
+        curve_of([{1: (9, 0.045), 2: (9, 0.054), 4: (4, 0.028)}])
     with pytest.raises(NotEnough, match="only: none"):
         curve_of([])
 
@@ -106,8 +99,8 @@ def test_step_with_prompts_keeps_the_slo() -> None:
 
 
 def test_doubts_are_named() -> None:
-    points = {b: Point(b, 20, 10.0 + b) for b in (1, 2, 4)} | {8: Point(8, 20, 60.0)}
-    found = decided(curve_of([points]), None, 5.0, None, 8)
+    steps = {b: (20, 0.02 * (10.0 + b)) for b in (1, 2, 4)} | {8: (20, 1.2)}
+    found = decided(curve_of([steps]), None, 5.0, None, 8)
     assert (found.by_slo, found.slots) == (0, 1)
     text = " ".join(found.doubts)
     causes = ("off by up to", "fewer than 64 steps", "one slot does not batch", "no batch keeps")
