@@ -109,10 +109,9 @@ async def tune(plan: Plan, traffic: Traffic) -> Tuning:
         rate = RateSearch(_FIRST_SHARE * full.at(usable).requests_per_s, RATES, seconds)
         apart = replace(scenario, seed=scenario.seed + _SEEDS_APART)
         try:
-            why = await try_rates(replace(plan, scenario=apart), rate)
+            await try_rates(replace(plan, scenario=apart), rate)
         except Unavailable as error:  # the slots are decided
             why = f"the search for a rate ended early: {error}"
-        if why:
             decision = replace(decision, doubts=(*decision.doubts, why))
     return Tuning(sweep, model, full, decision, rate)
 

@@ -106,7 +106,7 @@ async def test_search_ends_where_no_rate_keeps_the_slo(
     assert "no rate met the SLO, down to 35/s: lower ones take more than 5 times --trial" in printed
     result = result_of(tmp_path)
     assert result.status == "incomplete"
-    assert result.reasons[0].startswith("no rate met the SLO")
+    assert result.reasons[0].startswith("the search ended early: no rate met")
     assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(70, False), (35, False)]
     assert result.calls
     assert not (tmp_path / "f.csv").exists()
@@ -122,7 +122,7 @@ async def test_trial_beside_another_client_ends_the_search(
     assert await running == 1
     result = result_of(tmp_path)
     assert result.status == "incomplete"
-    assert result.reasons[0] == "the trial at 25/s is invalid"
+    assert result.reasons[0] == "the search ended early: the trial at 25/s is invalid"
     assert result.reasons[1].startswith("the engine accepted")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.scenario import Plan
@@ -112,10 +112,14 @@ def kept(result: Result, share: float) -> bool:
     return result.goodput is not None and result.goodput.requests >= share * len(result.calls)
 
 
-async def try_rates(plan: Plan, search: RateSearch) -> str:
-    """Tries rates until the search is done; returns why it ended early, empty if it did not.
+class SearchEnded(Unavailable):
+    """A search ended before it had found a rate; the message says why."""
 
-    Each trial has its own prompts. Raises what `measure` raises.
+
+async def try_rates(plan: Plan, search: RateSearch) -> None:
+    """Tries rates until the search is done. Each trial has its own prompts.
+
+    Raises SearchEnded, and what `measure` raises.
     """
     while not search.done:
         rate_per_s = search.next_per_s
@@ -127,15 +131,13 @@ async def try_rates(plan: Plan, search: RateSearch) -> str:
             seed=plan.scenario.seed + 1 + len(search.trials),
         )
         last = search.last = await measure(replace(plan, scenario=scenario, trial=True))
-        if last.status is Status.INCOMPLETE:
-            return f"the search ended early at {rate_per_s:.4g}/s"
-        if last.status is Status.INVALID and last.figures is not None:
-            return f"the trial at {rate_per_s:.4g}/s is invalid"
+        unserved = last.status is Status.INVALID and last.figures is None  # the rate is too high
+        if not (last.is_sound or unserved):
+            raise SearchEnded(f"the trial at {rate_per_s:.4g}/s is {last.status}")
         tried = search.record(last)
         print_error(f"{tried.rate_per_s:.4g}/s: {tried.share:.1%} met the SLO")
         for cause in last.client.bottleneck:
             print_error(f"  the client may be the bottleneck: {cause}")
-    return ""
 
 
 async def find_rate(plan: Plan, trial_s: float) -> Result:
@@ -146,26 +148,19 @@ async def find_rate(plan: Plan, trial_s: float) -> Result:
     assert plan.scenario.rate_per_s is not None
     search = RateSearch(plan.scenario.rate_per_s, RULES, trial_s)
     try:
-        why = await try_rates(plan, search)
-        if why or search.best is None:
-            return _ended(search, why or search.why_none)
+        await try_rates(plan, search)
+        if search.best is None:
+            raise SearchEnded(search.why_none)
         rate_per_s = search.best.rate_per_s
         print_error(f"largest rate that meets the SLO: {rate_per_s:.4g}/s")
         final = replace(plan.scenario, rate_per_s=rate_per_s)
-        result = await measure(replace(plan, scenario=final))
+        found, update = await measure(replace(plan, scenario=final)), dict[str, Any]()
     except (Unavailable, OSError, ValueError) as error:
         if search.last is None:
             raise
-        return _ended(search, f"the search ended early: {error}")
-    return result.model_copy(update={"trials": search.trials})
-
-
-def _ended(search: RateSearch, why: str) -> Result:
-    """Returns the last trial as an incomplete result."""
-    last = search.last
-    assert last is not None, "a search has a trial"
-    update = {"status": Status.INCOMPLETE, "reasons": [why, *last.reasons], "trials": search.trials}
-    return last.model_copy(update=update)
+        found, why = search.last, f"the search ended early: {error}"
+        update = {"status": Status.INCOMPLETE, "reasons": [why, *found.reasons]}
+    return found.model_copy(update={**update, "trials": search.trials})
 
 
 async def run_sweep(plan: Plan, concurrencies: Sequence[int]) -> Sweep:
