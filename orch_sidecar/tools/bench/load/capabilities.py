@@ -58,7 +58,7 @@ async def fetch_json(
             if response.status != 200:
                 detail = shown(content.decode(errors="replace"), _SHOWN)
                 raise EndpointError(f"{method} {path} returned {response.status}: {detail}")
-            return parse_json(content)
+            return parse_json(content, "")
     except TimeoutError:
         cause = f"no response within {_TIMEOUT_S:g} s"
     except ValueError as error:
