@@ -57,7 +57,7 @@ DEFAULT_RETRY_MS: Final = 1000
 LONGEST_PAUSE_MS: Final = 100
 _LONGEST_RETRY_MS: Final = 3_600_000
 # Refusals that a later retry cannot change.
-_FINAL_CODES: Final = frozenset({"ADMISSION_DEADLINE", "ADMISSION_SLO"})
+_FINAL_CODES: Final = "ADMISSION_DEADLINE", "ADMISSION_SLO"
 
 
 def child_fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float) -> bytes:

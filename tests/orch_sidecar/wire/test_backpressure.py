@@ -75,7 +75,7 @@ def test_retry_time_is_read_from_the_error_without_a_header(api: Endpoint) -> No
 
 @pytest.mark.parametrize(
     "error",
-    [{}, {"retriable": False, "retry_after_ms": 5}, {"retriable": "true"}, [], None, "busy"],
+    [{}, {"retriable": False, "retry_after_ms": 5}, {"retriable": "true"}, {"code": [1]}, [], None],
 )
 def test_final_response_is_forwarded(error: Any) -> None:
     assert sidecar_rejection(head(), json.dumps({"error": error}).encode()) is None
