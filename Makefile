@@ -171,7 +171,7 @@ k8s: $(STAMP)
 compiled: $(STAMP)
 	@for version in 3.11 3.12 3.13; do \
 	  if python$$version -c '' 2>/dev/null; then \
-	    HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip --python python$$version wheel --quiet --no-deps --wheel-dir dist . || exit 1; \
+	    HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip --python "$$(command -v python$$version)" wheel --quiet --no-deps --wheel-dir dist . || exit 1; \
 	  else echo "there is no Python $$version on this machine: no wheel for it"; fi; \
 	done; ls dist/*.whl
 

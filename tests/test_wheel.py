@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import zipfile
 from email import message_from_bytes
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
+from orch_sidecar.tools.compiled import modules
+from tests.compiled import settings
 from tests.import_graph import MODULES, PACKAGES, ROOT
 
 
@@ -52,6 +56,20 @@ def test_wheel_ships_the_page_without_its_pictures(wheel: zipfile.ZipFile) -> No
     files = [each for each in (ROOT / "orch_sidecar" / "ui").iterdir() if each.is_file()]
     shipped = {name for name in wheel.namelist() if name.startswith("orch_sidecar/ui/")}
     assert shipped == {f"orch_sidecar/ui/{each.name}" for each in files}
+
+
+@pytest.mark.long
+def test_compiled_wheel_has_each_compiled_module_beside_its_source(tmp_path: Path) -> None:
+    """As `make compiled` builds it: apart from what is installed here."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(tmp_path)]
+    environ = os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "1"}
+    done = subprocess.run([*command, str(ROOT)], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [path] = tmp_path.glob("*.whl")
+    built = {name.partition(".")[0] for name in zipfile.ZipFile(path).namelist() if ".so" in name}
+    assert built - {"orch__mypyc"} == {
+        name.removesuffix(".py") for name in modules(ROOT, **settings())
+    }
 
 
 def test_wheel_puts_the_pth_file_where_site_reads_it(wheel: zipfile.ZipFile) -> None:

@@ -108,7 +108,8 @@ def _build(root: Path, names: list[str], made: Path) -> None:
     shutil.copytree(root / "orch_sidecar", made / "orch_sidecar")
     for path in (made / name for name in names):
         path.write_text(with_constructors(path.read_text("utf-8")), "utf-8")
-    (made / "pyproject.toml").symlink_to(root / "pyproject.toml")
+    for beside in ("vllm_plugin", "pyproject.toml"):  # read by mypy, for the types that are used
+        (made / beside).symlink_to(root / beside)
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", _SETUP, "build_ext", "--build-lib", "lib", "--build-temp", "tmp"],
         input=json.dumps([OPTIMIZATION, *names]),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.config.installation import build
-from orch_sidecar.tools.compiled import CompilationFailed, modules, with_constructors
+from orch_sidecar.tools.compiled import CompilationFailed, compiled, modules, with_constructors
 from tests.compiled import ROOT, settings
 
 COMPILED = modules(ROOT, **settings())
@@ -138,9 +138,28 @@ def test_command_of_a_python_that_is_not_there_is_passed_over(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     older, built, newer, *wheels = done.stdout.splitlines()
     assert older == "there is no Python 3.11 on this machine: no wheel for it"
-    assert "--python python3.12 wheel" in built
+    assert f"--python {path / 'python3.12'} wheel" in built  # pip takes no name of a command
     assert newer == "there is no Python 3.13 on this machine: no wheel for it"
     assert wheels == ["dist/a.whl"]
+
+
+def test_modules_are_compiled_beside_all_that_their_types_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the wheel is built, the project is not installed."""
+    found: list[str] = []
+
+    def run(*_: Any, cwd: Path, **__: Any) -> subprocess.CompletedProcess[str]:
+        found.extend(str(each.relative_to(cwd)) for each in cwd.glob("*/*.py"))
+        return subprocess.CompletedProcess((), 1, "refused", "")
+
+    for package in ("orch_sidecar", "vllm_plugin"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "a.py").touch()
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(CompilationFailed, match="refused"):
+        compiled(tmp_path, ["orch_sidecar/a.py"])
+    assert sorted(found) == ["orch_sidecar/a.py", "vllm_plugin/a.py"]
 
 
 def test_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
