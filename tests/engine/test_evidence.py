@@ -35,7 +35,7 @@ def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
     found = verify(table, trusted)
     assert (found.verdict, found.signer, *found.reasons) == (Verdict.VERIFIED, "lab")
     assert found.proof is not None
-    assert (len(found.proof.leaves), found.proof.generated_tokens) == (24, 24 * TOKENS["cloud"])
+    assert (len(found.proof.leaves), found.proof.totals.output_tokens) == (24, 24 * TOKENS["cloud"])
     assert verify(table).verdict is Verdict.SIGNER_UNKNOWN
     [row] = rows_of(table)
     evidence = tmp_path / f"{row['scenario_notes'].rpartition('sha256:')[2]}.json"

@@ -176,10 +176,10 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
             "statements": 1 + proof.after.sequence - proof.before.sequence,
         }
         found["engine"] = {
-            "tokens_per_s": proof.tokens_per_s,
-            "window_s": proof.window_s,
+            "tokens_per_s": proof.totals.tokens_per_s,
+            "window_s": proof.totals.window_s,
             "sequences": len(proof.leaves),
-            "generated_tokens": proof.generated_tokens,
+            "generated_tokens": proof.totals.output_tokens,
             "batch_mean": batches.mean,
             "batch_max": batches.largest,
             "prefix_hit_ratio": proof.states.prefix_hit_ratio,

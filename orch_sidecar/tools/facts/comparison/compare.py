@@ -16,19 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from orch_sidecar.tools.facts.comparison.conditions import (
-    CLIENT_LIMITED,
-    CUT,
-    DIFFERENCES,
-    Conditions,
-    Loop,
-    bands,
-    conditions_of,
-    loop_of,
-    number_note,
-    remarks_of,
-    scheduling_of,
-)
+from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes, run_of
@@ -74,7 +62,16 @@ class Point:
     @property
     def is_base(self) -> bool:
         """Whether other figures may be related to it."""
-        return not {CUT, CLIENT_LIMITED} & set(self.remarks)
+        return not {condition.CUT, condition.CLIENT_LIMITED} & set(self.remarks)
+
+    def over(self, base: Point) -> float:
+        """Returns its throughput over that of another."""
+        return self.tokens_per_s.median / base.tokens_per_s.median
+
+    def related(self, base: Point) -> Point:
+        """Returns it with its speed-up and efficiency."""
+        efficiency = self.over(base) / (self.batch_mean / base.batch_mean)
+        return replace(self, speedup=self.over(base), efficiency=efficiency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class Way:
 
     name: str
     measurement_type: Label
-    arrivals: Loop
+    arrivals: condition.Loop
     scheduling: str
     points: tuple[Point, ...]
 
@@ -96,7 +93,7 @@ class Way:
 class ComparableSet:
     """Rows that were measured under the same conditions, by the way in which they were batched."""
 
-    conditions: Conditions
+    conditions: condition.Conditions
     ways: tuple[Way, ...]
 
 
@@ -130,7 +127,7 @@ class _Fact:
 
     @property
     def batch_mean(self) -> float:
-        return number_note(self.notes, BATCH_MEAN) or self.batch
+        return condition.number_note(self.notes, BATCH_MEAN) or self.batch
 
 
 def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Comparison:
@@ -144,18 +141,19 @@ def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Com
     for located in kept:
         notes = parse_notes(located.row.scenario_notes)
         verified = verifier is not None and EVIDENCE in notes and verifier(located)
-        facts.append(_Fact(located, notes, remarks_of(notes, verified)))
-    inputs = bands(each.row.input_tokens for each in kept)
-    outputs = bands(each.row.output_tokens for each in kept)
+        facts.append(_Fact(located, notes, condition.remarks_of(notes, verified)))
+    inputs = condition.bands(each.row.input_tokens for each in kept)
+    outputs = condition.bands(each.row.output_tokens for each in kept)
     found: dict[tuple[str, ...], list[_Fact]] = {}
     for fact in facts:
-        conditions = conditions_of(fact.located.row, inputs, outputs)
+        conditions = condition.conditions_of(fact.located.row, inputs, outputs)
         found.setdefault(tuple(conditions.values()), []).append(fact)
     sets = []
     for values, members in found.items():
         once, repeated = _once(members)
         left_out += repeated
-        sets.append(ComparableSet(dict(zip(DIFFERENCES, values, strict=True)), _ways(once)))
+        shared = dict(zip(condition.DIFFERENCES, values, strict=True))
+        sets.append(ComparableSet(shared, _ways(once)))
     return Comparison(tuple(sets), tuple(left_out))
 
 
@@ -194,36 +192,28 @@ def _once(facts: Sequence[_Fact]) -> tuple[list[_Fact], list[ExcludedRow]]:
 
 def _ways(facts: Sequence[_Fact]) -> tuple[Way, ...]:
     """Returns the ways in the order of the labels, related to a single stream if there is one."""
-    found: dict[tuple[Label, Loop, str], list[_Fact]] = {}
+    found: dict[tuple[Label, condition.Loop, str], list[_Fact]] = {}
     for fact in facts:
         label = fact.located.row.measurement_type
-        loop, scheduling = loop_of(label, fact.notes), scheduling_of(fact.notes)
+        loop, scheduling = condition.loop_of(label, fact.notes), condition.scheduling_of(fact.notes)
         found.setdefault((label, loop, scheduling), []).append(fact)
     count = Counter((label, loop) for label, loop, _ in found)
-    order = [*Label, *Loop]
+    order = [*Label, *condition.Loop]
     ways = [
         Way(_name(way, several=count[way[:2]] > 1), *way, _points(found[way]))
         for way in sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1])))
     ]
-    single = next((way for way in ways if way.measurement_type is Label.SINGLE_STREAM), None)
-    base = next((point for point in single.points if point.is_base), None) if single else None
-    if base is None:
+    # It is the first one: labels are in this order.
+    single = _base(ways[0].points) if ways[0].measurement_type is Label.SINGLE_STREAM else None
+    if single is None:
         return tuple(ways)
-    return tuple(
-        replace(
-            way,
-            points=tuple(
-                replace(each, over_single=each.tokens_per_s.median / base.tokens_per_s.median)
-                for each in way.points
-            ),
-        )
-        for way in ways
-    )
+    points = [tuple(replace(at, over_single=at.over(single)) for at in way.points) for way in ways]
+    return tuple(replace(way, points=of) for way, of in zip(ways, points, strict=True))
 
 
-def _name(way: tuple[Label, Loop, str], *, several: bool) -> str:
+def _name(way: tuple[Label, condition.Loop, str], *, several: bool) -> str:
     label, loop, scheduling = way
-    implied = {Label.SINGLE_STREAM: Loop.CLOSED, Label.OFFLINE: Loop.AT_ONCE}
+    implied = {Label.SINGLE_STREAM: condition.Loop.CLOSED, Label.OFFLINE: condition.Loop.AT_ONCE}
     words = [label.value] if implied.get(label) is loop else [label.value, loop.value]
     return ", ".join([*words, scheduling] if several else words)
 
@@ -234,10 +224,12 @@ def _points(facts: Sequence[_Fact]) -> tuple[Point, ...]:
     for fact in facts:
         found.setdefault((fact.batch, fact.remarks), []).append(fact)
     points = [_point(found[key]) for key in sorted(found)]
-    base = next((point for point in points if point.is_base), None)
-    if base is None:
-        return tuple(points)
-    return tuple(_related(point, base) if point.is_base else point for point in points)
+    base = _base(points)
+    return tuple(point.related(base) if base and point.is_base else point for point in points)
+
+
+def _base(points: Sequence[Point]) -> Point | None:
+    return next((point for point in points if point.is_base), None)
 
 
 def _point(facts: Sequence[_Fact]) -> Point:
@@ -259,13 +251,7 @@ def _point(facts: Sequence[_Fact]) -> Point:
     )
 
 
-def _related(point: Point, base: Point) -> Point:
-    speedup = point.tokens_per_s.median / base.tokens_per_s.median
-    return replace(
-        point, speedup=speedup, efficiency=speedup / (point.batch_mean / base.batch_mean)
-    )
-
-
 def _notes(facts: Sequence[_Fact], name: str) -> Iterator[float]:
     """Yields the values of a note, of the rows that have it."""
-    return (value for each in facts if (value := number_note(each.notes, name)) is not None)
+    values = (condition.number_note(each.notes, name) for each in facts)
+    return (value for value in values if value is not None)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Rejection, loop_of
+from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Rejection
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.observation import RunTimes
@@ -76,7 +76,7 @@ def run(document: object) -> ImportedRun:
     return ImportedRun(
         tool=f"aiperf {found.tool}",
         model=found.model,
-        arrivals=Arrivals(phase.type) if scheduled else loop_of(phase.concurrency),
+        schedule=Arrivals(phase.type) if scheduled else None,
         rate_per_s=phase.rate if scheduled else None,
         at_once=phase.concurrency,
         failed=int(found.failed),
@@ -86,7 +86,7 @@ def run(document: object) -> ImportedRun:
             input_tokens=int(found.input_tokens),
             output_tokens=int(found.output_tokens),
         ),
-        latency_ms={} if scheduled else found.latency_ms,
+        stated_ms={} if scheduled else found.latency_ms,
         took_s=found.mean_ms / 1000 * found.answered,
         notes={"window_is": "the tool's duration"},
         times=RunTimes(local_end_s=found.ended.replace(tzinfo=UTC).timestamp()),

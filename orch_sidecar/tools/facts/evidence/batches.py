@@ -16,7 +16,6 @@ from orch_sidecar.tools.facts.evidence.imported import Count, Fields, ImportedRu
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.observation import RunTimes
-from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 
@@ -45,8 +44,9 @@ class _Answer(Fields):
 
 
 def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
-    """Returns the run of a batch with these lines of output, which claims to be offline. Raises
-    Rejection, and pydantic's ValidationError for a line without tokens."""
+    """Returns the run of a batch with these lines of output, which claims to be offline: all rows
+    are there when the first one runs. Raises Rejection, and pydantic's ValidationError for a line
+    without tokens."""
     answers = [_Answer.model_validate(line) for line in lines]
     if len(answers) != batch.answered:
         raise Rejection("rows of the output", len(answers), f"must be {batch.answered}")
@@ -60,7 +60,6 @@ def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
         tool="orch batch",
         model=models[0],
         claim=Label.OFFLINE,
-        arrivals=Arrivals.AT_ONCE,  # all rows are there when the first one runs
         totals=Totals(
             requests=len(answers),
             window_s=window_s,

@@ -33,15 +33,14 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
-    figures_of,
 )
 from orch_sidecar.tools.facts.labels.documents import at
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Strategies whose requests are due at a time that does not depend on answers.
-_SCHEDULED: Final = (Arrivals.CONSTANT, Arrivals.POISSON, Arrivals.REPEATED_GAPS, Arrivals.TRACE)
+_SCHEDULED: Final = (Arrivals.CONSTANT, Arrivals.POISSON, Arrivals.TRACE)
 
 # The wall clock may be adjusted while a run begins.
 _EARLY_S: Final = 1.0
@@ -73,14 +72,14 @@ class _Request(Fields):
     prompt_tokens: Count
     output_tokens: Annotated[int, Field(ge=1)]
 
-    def served(self, arrivals: Arrivals) -> CompletedRequest:
+    def served(self, *, scheduled: bool) -> CompletedRequest:
         """Returns it as `figures` need it. Raises Rejection."""
         first_s, last_s = self.first_token_s, self.last_token_s
         ended_s = self.closed_s if last_s is None else last_s
         if first_s is not None and not self.sent_s <= first_s <= ended_s:
             rule = f"must be from {self.sent_s}, when it was sent, to the last token at {ended_s}"
             raise Rejection("info.timings.first_token_iteration", first_s, rule)
-        arrived_s = self.due_s if arrivals in _SCHEDULED else self.sent_s
+        arrived_s = self.due_s if scheduled else self.sent_s
         return CompletedRequest(arrived_s, first_s, ended_s, self.prompt_tokens, self.output_tokens)
 
 
@@ -122,18 +121,11 @@ class _Report(Fields):
         return 1 if self.strategy == "synchronous" else self.streams or self.max_concurrency
 
     @property
-    def arrivals(self) -> Arrivals:
-        match self.strategy:
-            case "synchronous":
-                return Arrivals.ONE_BY_ONE
-            case "concurrent":
-                return Arrivals.ONE_BY_ONE if self.streams == 1 else Arrivals.CLOSED_LOOP
-            case "throughput":
-                return Arrivals.AT_ONCE
-            case "poisson" if self.worker_count != 1:
-                return Arrivals.REPEATED_GAPS
-            case scheduled:
-                return Arrivals(scheduled)
+    def schedule(self) -> Arrivals | None:
+        """By which requests are due, None where they follow answers or come all at once."""
+        if self.strategy == "poisson" and self.worker_count != 1:
+            return Arrivals.REPEATED_GAPS
+        return Arrivals(self.strategy) if self.strategy in _SCHEDULED else None
 
 
 def parts(document: object) -> list[object]:
@@ -154,23 +146,22 @@ def run(document: object) -> ImportedRun:
         count = f"{len(report.answers)} requests"
         rule = f"must be all {report.successful}: run GuideLLM without a sample size for metrics"
         raise Rejection("requests.successful", count, rule)
-    served = [each.served(report.arrivals) for each in report.answers]
+    scheduled = report.schedule is not None
+    served = [each.served(scheduled=scheduled) for each in report.answers]
     early = [each.arrived_s for each in served if each.arrived_s < report.start_s - _EARLY_S]
-    if early and report.arrivals in _SCHEDULED:
+    if early and scheduled:
         count = f"{len(early)} of {len(served)} requests"
         rule = f"{count} were due before the run began at {report.start_s}"
         raise Rejection("info.timings.targeted_start", early[0], rule)
-    totals, latency_ms = figures_of(served)
     return ImportedRun(
         tool=f"guidellm {report.guidellm_version}",
         model=report.model,
         claim=report.claim,
-        arrivals=report.arrivals,
+        schedule=report.schedule,
         rate_per_s=report.rate,
         at_once=report.at_once,
         failed=report.failed,
-        totals=totals,
-        latency_ms=latency_ms,
+        totals=figures(served),
         served=served,
         times=RunTimes(
             began_at_s=min(each.arrived_s for each in served),

@@ -22,7 +22,7 @@ from typing import Annotated, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures, overlap
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, overlap
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import (
     Engine,
@@ -83,41 +83,41 @@ def read_run(read: Callable[[], _Found]) -> _Found | Rejection:
 class ImportedRun:
     """One run of a tool.
 
-    `claim`: the label in the file, which is not trusted. `at_once`: the tool's limit of concurrent
-    requests, None without one. `failed`: requests without a complete answer; `totals` are of the
-    complete ones, and its window from the first arrival to the last end, unless the note
-    `window_is` states otherwise. `latency_ms`: by the names of the notes. `served`: its answers
-    by the tool's own times, none where the file does not contain them. `took_s`: all answers
-    together, from sending to end, where the tool states it. `notes`: further notes.
+    `claim`: the label in the file, which is not trusted. `schedule`: by which requests were due,
+    None without one. `at_once`: the tool's limit of concurrent requests, None without one.
+    `failed`: requests without a complete answer; `totals` are of the complete ones, and its window
+    from the first arrival to the last end, unless the note `window_is` states otherwise.
+    `stated_ms`: latencies by the tool's own figures, by the names of the notes. `served`: its
+    answers by the tool's own times, none where the file does not contain them. `took_s`: all
+    answers together, from sending to end, where the tool states it. `notes`: further notes.
     `times`: when it was.
     """
 
     tool: str
     model: str
-    arrivals: Arrivals
     totals: Totals
     claim: Label | None = None
+    schedule: Arrivals | None = None
     rate_per_s: float | None = None
     at_once: int | None = None
     failed: int = 0
-    latency_ms: Mapping[str, float] = field(default_factory=dict)
+    stated_ms: Mapping[str, float] = field(default_factory=dict)
     served: Sequence[CompletedRequest] = ()
     took_s: float = 0.0
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
     times: RunTimes = field(default_factory=RunTimes)
 
+    @property
+    def arrivals(self) -> Arrivals:
+        """How requests came: those without a schedule by the limit of concurrent ones."""
+        if self.schedule is not None or self.at_once is None:
+            return self.schedule or Arrivals.AT_ONCE
+        return Arrivals.ONE_BY_ONE if self.at_once == 1 else Arrivals.CLOSED_LOOP
 
-def figures_of(served: Sequence[CompletedRequest]) -> tuple[Totals, dict[str, float]]:
-    """Returns the figures of answers, and the notes of their latencies."""
-    found = figures(served)
-    return found, latency_notes(found.times_s, 1000)
-
-
-def loop_of(at_once: int | None) -> Arrivals:
-    """Returns how requests arrive that no schedule sends, by the limit of concurrent ones."""
-    if at_once is None:
-        return Arrivals.AT_ONCE
-    return Arrivals.ONE_BY_ONE if at_once == 1 else Arrivals.CLOSED_LOOP
+    @property
+    def latency_ms(self) -> dict[str, float]:
+        """The latencies by the names of the notes."""
+        return {**latency_notes(self.totals.times_s, 1000), **self.stated_ms}
 
 
 def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:

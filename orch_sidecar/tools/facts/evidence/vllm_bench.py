@@ -26,11 +26,9 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
-    figures_of,
-    loop_of,
 )
 from orch_sidecar.tools.facts.labels.documents import at
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -98,16 +96,13 @@ class _Result(Fields):
     )
 
     @property
-    def scheduled(self) -> bool:
-        return self.request_rate != "inf"
-
-    @property
-    def arrivals(self) -> Arrivals:
-        if self.scheduled:
-            if self.burstiness == 1:
-                return Arrivals.POISSON
-            return Arrivals.CONSTANT if math.isinf(self.burstiness) else Arrivals.GAMMA
-        return loop_of(self.max_concurrency)
+    def schedule(self) -> Arrivals | None:
+        """By which requests are due, None where they follow answers or come all at once."""
+        if self.request_rate == "inf":
+            return None
+        if self.burstiness == 1:
+            return Arrivals.POISSON
+        return Arrivals.CONSTANT if math.isinf(self.burstiness) else Arrivals.GAMMA
 
 
 def run(document: object) -> ImportedRun:
@@ -120,17 +115,16 @@ def run(document: object) -> ImportedRun:
     result = _Result.model_validate(document)
     _check_sums(result)
     served = _served(result)
-    totals, latency_ms = figures_of(served) if served else _summary(result)
     return ImportedRun(
         tool=TOOL,
         model=result.model_id,
         claim=result.measurement_type,
-        arrivals=result.arrivals,
+        schedule=result.schedule,
         rate_per_s=None if result.request_rate == "inf" else result.request_rate,
         at_once=result.max_concurrency,
         failed=result.failed,
-        totals=totals,
-        latency_ms=latency_ms,
+        totals=figures(served) if served else _totals(result),
+        stated_ms={} if served else _stated_ms(result),
         served=served,
         notes=_notes(result, detailed=bool(served)),
         times=RunTimes(local_end_s=_local_end_s(result.date)),
@@ -140,7 +134,7 @@ def run(document: object) -> ImportedRun:
 def _notes(result: _Result, *, detailed: bool) -> dict[str, str | int | float]:
     """Returns the notes that only some runs have."""
     notes: dict[str, str | int | float] = {}
-    if result.arrivals is Arrivals.GAMMA:
+    if result.schedule is Arrivals.GAMMA:
         notes["burstiness"] = result.burstiness
     if not detailed:
         notes["window_is"] = "the tool's duration"
@@ -181,7 +175,7 @@ def _served(result: _Result) -> list[CompletedRequest]:
         if not 0 <= ttft_s <= latency_s:
             rule = f"must be from 0 to the latency of that request, {latency_s} s"
             raise Rejection("ttfts", ttft_s, rule)
-        arrived_s = sent_s - queue_s if result.scheduled else sent_s
+        arrived_s = sent_s - queue_s if result.schedule else sent_s
         first_s, ended_s = sent_s + ttft_s, sent_s + latency_s
         served.append(CompletedRequest(arrived_s, first_s, ended_s, input_tokens, output_tokens))
     counted = len(served), sum(each.output_tokens for each in served)
@@ -191,21 +185,24 @@ def _served(result: _Result) -> list[CompletedRequest]:
     return served
 
 
-def _summary(result: _Result) -> tuple[Totals, dict[str, float]]:
-    """Returns the tool's own figures. TTFT and latency are omitted where requests were sent later
-    than they arrived."""
-    totals = Totals(
+def _totals(result: _Result) -> Totals:
+    return Totals(
         requests=result.completed,
         window_s=result.duration,
         input_tokens=result.total_input_tokens,
         output_tokens=result.total_output_tokens,
     )
-    limited = result.scheduled and result.max_concurrency is not None
+
+
+def _stated_ms(result: _Result) -> dict[str, float]:
+    """Returns the tool's own latencies, without those from the sending where requests were sent
+    later than they arrived."""
+    limited = result.schedule is not None and result.max_concurrency is not None
     waited = max(result.queue_times or (math.inf,)) > _EVENT_LOOP_DELAY_S
     own = {name for name in _Result.model_fields if name.endswith("_ms")}
     known = result.model_dump(include=own, exclude_none=True)
     comparable = "tpot_" if limited and waited else ""
-    return totals, {name: ms for name, ms in known.items() if name.startswith(comparable)}
+    return {name: ms for name, ms in known.items() if name.startswith(comparable)}
 
 
 def _local_end_s(date: str | None) -> float | None:

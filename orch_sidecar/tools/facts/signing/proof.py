@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from orch_sidecar.tools.facts.labels.documents import at, parse_json, parsed_as
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
@@ -131,15 +131,6 @@ class Proof:
     leaves: Sequence[Leaf]
     signer: str | None
 
-    @property
-    def generated_tokens(self) -> int:
-        return sum(leaf.generated_tokens for leaf in self.leaves)
-
-    @property
-    def input_tokens(self) -> int:
-        """The prompts of its requests."""
-        return sum(each.earliest.input_tokens for each in self.requests)
-
     @cached_property
     def requests(self) -> Sequence[SignedRequest]:
         """The finished HTTP requests, by their arrival."""
@@ -152,17 +143,16 @@ class Proof:
     def states(self) -> States:
         return States(self.before.snapshot, self.after.snapshot)
 
-    @property
-    def window_s(self) -> float:
-        """From the first arrival to the last end of its sequences, by the engine's wall clock."""
-        return max(each.ended_s for each in self.leaves) - min(
-            each.arrived_s for each in self.leaves
+    @cached_property
+    def totals(self) -> Totals:
+        """The figures by the engine's wall clock, from the first arrival to the last end."""
+        first_s = min(leaf.arrived_s for leaf in self.leaves)
+        return Totals(
+            requests=len(self.requests),
+            window_s=max(leaf.ended_s for leaf in self.leaves) - first_s,
+            input_tokens=sum(each.leaves[-1].prompt_tokens for each in self.requests),
+            output_tokens=sum(leaf.generated_tokens for leaf in self.leaves),
         )
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Throughput by the engine's clock."""
-        return self.generated_tokens / self.window_s
 
     @property
     def between_s(self) -> float:
@@ -291,7 +281,7 @@ def _check_clocks(proof: Proof) -> None:
     for leaf in proof.leaves:
         if not first_s <= leaf.arrived_s <= leaf.ended_s <= last_s:
             raise ValueError(f"the finished sequence {leaf.number} lies outside of the statements")
-    if proof.window_s <= 0:
+    if proof.totals.window_s <= 0:
         raise ValueError("the finished sequences took no time")
 
 

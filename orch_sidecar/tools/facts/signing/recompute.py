@@ -80,8 +80,8 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
         proof.states,
         sent=sum(call.fate != "refused" for call in run.calls),
         answered=answered,
-        output_tokens=proof.generated_tokens if finished else None,
-        input_tokens=proof.input_tokens if complete else None,
+        output_tokens=proof.totals.output_tokens if finished else None,
+        input_tokens=proof.totals.input_tokens if complete else None,
         in_flight=[each.in_flight for each in proof.requests],
         arrivals=run.arrivals,
         at_once=run.clients,
@@ -159,25 +159,26 @@ def _other_model(run: RecordedRun, proof: Proof) -> Iterator[str]:
 
 def _by_the_engine(whole: Totals, proof: Proof) -> Iterator[str]:
     """Compares the client's figures with those by the engine's clock and counters."""
-    requests, tokens = whole.requests, whole.output_tokens
-    if len(proof.requests) < requests:
+    engine = proof.totals
+    if engine.requests < whole.requests:
         yield (
-            f"{requests} requests were answered, the engine's finished sequences are of "
-            f"{len(proof.requests)}: each request must have an id of its own"
+            f"{whole.requests} requests were answered, the engine's finished sequences are of "
+            f"{engine.requests}: each request must have an id of its own"
         )
-    if tokens < proof.generated_tokens * (1 - thresholds.FAILED_SHARE):
+    if whole.output_tokens < engine.output_tokens * (1 - thresholds.FAILED_SHARE):
         yield (
-            f"the answers have {tokens} generated tokens, the engine's finished sequences "
-            f"{proof.generated_tokens}: it served others, too"
+            f"the answers have {whole.output_tokens} generated tokens, the engine's finished "
+            f"sequences {engine.output_tokens}: it served others, too"
         )
-    longest_s = proof.window_s * (1 + thresholds.WINDOW_SHARE) + thresholds.WINDOW_S
-    fastest = proof.tokens_per_s * (1 + thresholds.WINDOW_SHARE)
-    slowest = proof.generated_tokens / longest_s if len(proof.requests) == requests else 0.0
+    longest_s = engine.window_s * (1 + thresholds.WINDOW_SHARE) + thresholds.WINDOW_S
+    fastest = engine.tokens_per_s * (1 + thresholds.WINDOW_SHARE)
+    slowest = engine.output_tokens / longest_s if engine.requests == whole.requests else 0.0
     if not slowest * (1 - _DIGITS) <= whole.tokens_per_s <= fastest:
-        by_engine = f"by the engine {proof.tokens_per_s:.6g}"
+        by_engine = f"by the engine {engine.tokens_per_s:.6g}"
         yield f"throughput is {whole.tokens_per_s:.6g} tokens/s, {by_engine}"
-    if whole.window_s < proof.window_s * (1 - thresholds.WINDOW_SHARE) - thresholds.ROUNDING_S:
-        yield f"window_s is {whole.window_s:g}, by the engine {proof.window_s:.6g}"
+    shortest_s = engine.window_s * (1 - thresholds.WINDOW_SHARE) - thresholds.ROUNDING_S
+    if whole.window_s < shortest_s:
+        yield f"window_s is {whole.window_s:g}, by the engine {engine.window_s:.6g}"
     if whole.window_s > proof.between_s:
         apart = f"the statements are {proof.between_s:.6g} s apart"
         yield f"window_s is {whole.window_s:g}, {apart}"
@@ -219,7 +220,7 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
         proof.adjusted_s
         + thresholds.ROUNDING_S
         + thresholds.NOTED_LATE_S
-        + thresholds.CLOCK_RATE * proof.window_s
+        + thresholds.CLOCK_RATE * proof.totals.window_s
     )
     groups = [(sent, seen, requests)]
     if len(seen) == len(requests):
@@ -305,7 +306,7 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     late = [sent_s - due_s for due_s, sent_s in times if due_s is not None and sent_s is not None]
     late_s, most_s = percentile(late, 99) or 0.0, float(thresholds.CLIENT_LATE_S)
     if kind is Arrivals.AT_ONCE:
-        most_s = max(most_s, thresholds.CLIENT_LATE_SHARE * proof.window_s)
+        most_s = max(most_s, thresholds.CLIENT_LATE_SHARE * proof.totals.window_s)
     if late_s > most_s + thresholds.ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
     rate = run.rate_per_s

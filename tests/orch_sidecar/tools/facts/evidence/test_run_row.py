@@ -10,7 +10,7 @@ import pytest
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, to_row
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import measured, proof
 
@@ -131,7 +131,7 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     known = States(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
     assert "must be at_once or closed_loop" in refused(found, known).rule
-    burst = replace(found, arrivals=Arrivals.AT_ONCE, rate_per_s=None, served=())
+    burst = replace(found, schedule=None, rate_per_s=None, served=())
     assert "offline needs a batch of 8" in refused(burst, known).rule
     steps = {**known.after.steps_by_batch, 8: (5, 0.1)}
     full = States(known.before, replace(known.after, steps_by_batch=steps))

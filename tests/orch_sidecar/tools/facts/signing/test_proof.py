@@ -33,8 +33,8 @@ def test_statements_of_a_certified_engine_are_proven() -> None:
     proof = prove(engine.measure(), operator.trusted())
     assert proof.signer == "lab"
     assert [leaf.number for leaf in proof.leaves] == [3, 4, 5]
-    assert proof.generated_tokens == 18
-    assert proof.window_s == pytest.approx(0.06, abs=1e-5)
+    assert proof.totals.output_tokens == 18
+    assert proof.totals.window_s == pytest.approx(0.06, abs=1e-5)
     assert proof.between_s == pytest.approx(0.10, abs=1e-5)
 
 

@@ -73,10 +73,10 @@ def test_row_of_a_signed_run_is_verified_with_what_was_recomputed(operator: Oper
     found = verdict_of(SigningEngine(operator).measure(), row_of(), operator.trusted())
     assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", ())
     assert found.proof is not None
-    assert found.proof.tokens_per_s == pytest.approx(300, rel=1e-4)
+    assert found.proof.totals.tokens_per_s == pytest.approx(300, rel=1e-4)
     batches = found.proof.states.batches
     assert (batches.mean, batches.largest) == (3.0, 3)
-    assert (len(found.proof.leaves), found.proof.generated_tokens) == (3, 18)
+    assert (len(found.proof.leaves), found.proof.totals.output_tokens) == (3, 18)
     assert found.only_client == CLIENTS
 
 

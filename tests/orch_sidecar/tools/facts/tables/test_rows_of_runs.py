@@ -15,7 +15,7 @@ from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
-from orch_sidecar.tools.facts.labels.measured import Engine, Source, latency_notes
+from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
@@ -111,18 +111,13 @@ def test_imported_closed_loop(drawn: list[Drawn]) -> None:
     clients = len(drawn)
     calls = [call for each in drawn for call in in_turn(each)]
     served = [request for call in calls if (request := call.served) is not None]
-    found = figures(served)
     single = clients == 1
     imported = ImportedRun(
         tool="guidellm 0.8.1",
         model="org/model",
         claim=Label.SINGLE_STREAM if single else Label.BATCHED_ONLINE,
-        arrivals=Arrivals.ONE_BY_ONE if single else Arrivals.CLOSED_LOOP,
-        rate_per_s=None,
         at_once=clients,
-        failed=0,
-        totals=found,
-        latency_ms=latency_notes(found.times_s, 1000),
+        totals=figures(served),
         served=served,
     )
     to_row(imported, DECLARED, Source("report.json sha256:0123456789ab"))  # else it is rejected
