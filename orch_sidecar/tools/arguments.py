@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from orch_sidecar.tools.terminal import print_error
+
 # Beyond it a number is a typing error.
 _LIMIT: Final = 1e12
 
@@ -26,7 +28,8 @@ _MAX_DIGITS: Final = 18
 
 
 class Unavailable(Exception):
-    """What a command needs does not answer, or cannot be used; the message gives the reason."""
+    """What a command needs does not answer or cannot be used, or what it would do is refused; the
+    message gives the reason."""
 
 
 def run_command(name: str, work: Callable[[], int]) -> None:
@@ -41,6 +44,8 @@ def run_command(name: str, work: Callable[[], int]) -> None:
         why, code = "interrupted", 1
     except Unavailable as error:
         why, code = str(error), 1
+    except MemoryError:
+        why, code = "the input is too large for the memory of this machine", 2
     except (OSError, ValueError, ArithmeticError) as error:
         why, code = str(error), 2
         if isinstance(error, OSError) and error.filename:
@@ -48,7 +53,7 @@ def run_command(name: str, work: Callable[[], int]) -> None:
     else:
         why = ""
     if why:
-        print(f"{name}: {why}", file=sys.stderr)
+        print_error(f"{name}: {why}")
     if code:
         sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""What commands write for people at a terminal: progress, and colour where it is wanted.
+"""What commands write for people at a terminal: texts, progress, and colour where it is wanted.
 
 Colour and control sequences go to terminals only, never to a file or a pipe. NO_COLOR
 (no-color.org) and TERM=dumb turn them off.
@@ -6,6 +6,8 @@ Colour and control sequences go to terminals only, never to a file or a pipe. NO
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
 import sys
@@ -24,6 +26,30 @@ _LEAST_SHARE: Final = 0.02
 
 _GREEN, _RED, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _CLEAR: Final = "\r\x1b[K"
+
+
+def escape_unencodable_output() -> None:
+    """Makes stdout and stderr write characters that they cannot encode as escapes, as `\\u2026`.
+
+    A name in a table must not cost the result of a measurement.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def print_json(document: object) -> None:
+    print(json.dumps(document, indent=2))
+
+
+def print_error(text: object) -> None:
+    """Prints progress and errors beside the results."""
+    print(*map(escaped, str(text).split("\n")), sep="\n", file=sys.stderr, flush=True)
+
+
+def escaped(text: str) -> str:
+    """Returns one line as a terminal may show it: names in a file must not control it."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def is_terminal(stream: TextIO) -> bool:

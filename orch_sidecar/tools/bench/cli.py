@@ -42,10 +42,10 @@ from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
 from orch_sidecar.tools.drawing.picture import drawn
-from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.terminal import escape_unencodable_output
 
 _DESCRIPTION: Final = """Measures an OpenAI endpoint and judges whether the figures are valid.
 

@@ -24,10 +24,10 @@ from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.picture import require
-from orch_sidecar.tools.facts.commands.terminal import print_error
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.terminal import print_error
 
 _PAGE: Final = ".html"
 

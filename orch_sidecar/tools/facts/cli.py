@@ -7,18 +7,11 @@ and, for each, what does its work and returns the exit code.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Final
 
-from orch_sidecar.tools.arguments import TextParser
+from orch_sidecar.tools.arguments import TextParser, run_command
 from orch_sidecar.tools.facts.commands import compare, imports, tables, traces, verify
-from orch_sidecar.tools.facts.commands.terminal import (
-    Refused,
-    escape_unencodable_output,
-    print_error,
-)
-from orch_sidecar.tools.facts.tables.files import Conflict
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.terminal import escape_unencodable_output
 
 # In the order in which `orch facts --help` shows their commands.
 _MODULES: Final = (traces, imports, tables, verify, compare)
@@ -36,26 +29,10 @@ _EPILOG: Final = """exit codes: 0 success, 1 faults, rejected measurements or no
 
 
 def main(arguments: list[str]) -> None:
-    """Runs a command; exits with its code unless that is 0, with 2 for unreadable input."""
+    """Runs a command; exits with its code unless that is 0."""
     escape_unencodable_output()
     options = parser().parse_args(arguments)
-    try:
-        code: int = options.run(options)
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print_error(f"orch facts: {what}")
-        sys.exit(2)
-    except MemoryError:
-        print_error("orch facts: the input is too large for the memory of this machine")
-        sys.exit(2)
-    except Refused as error:
-        print_error(error)
-        sys.exit(1)
-    except (UnreadableFile, Conflict) as error:
-        print_error(f"orch facts: {error}")
-        sys.exit(1 if isinstance(error, Conflict) else 2)
-    if code:
-        sys.exit(code)
+    run_command("orch facts", lambda: int(options.run(options)))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from typing import Final
 
 from orch_sidecar.tools.arguments import TextParser
 from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE
-from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
+from orch_sidecar.tools.terminal import escape_unencodable_output
 from orch_sidecar.tools.top.live import InvalidDocument, Live
 from orch_sidecar.tools.top.sidecar import Away, NoSidecar, Sidecar, sidecar_at
 

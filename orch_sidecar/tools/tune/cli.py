@@ -40,11 +40,11 @@ from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sw
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned, counted
-from orch_sidecar.tools.facts.commands.terminal import print_error
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.traffic import Traffic, Workload
+from orch_sidecar.tools.terminal import print_error
 from orch_sidecar.tools.tune.decision import Decision, bounds, decide
 from orch_sidecar.tools.tune.engine_model import (
     EngineModel,

@@ -40,10 +40,9 @@ from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
 from orch_sidecar.tools.bench.runs.loadgen import Loadgen
 from orch_sidecar.tools.bench.runs.work import RunId, requests_of, warm_up_of, work_of
-from orch_sidecar.tools.facts.commands.terminal import print_error
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.terminal import Progress
+from orch_sidecar.tools.terminal import Progress, print_error
 
 _BUSY: Final = "the engine is not idle before the run: it serves requests of others"
 

@@ -18,7 +18,7 @@ from orch_sidecar.tools.bench.load.scenario import Plan
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Status, Trial
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
 from orch_sidecar.tools.bench.runs.run import measure
-from orch_sidecar.tools.facts.commands.terminal import print_error
+from orch_sidecar.tools.terminal import print_error
 
 # Of quotients of rates.
 _ROUNDING: Final = 1e-9

@@ -7,13 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.tools.arguments import positive, share
+from orch_sidecar.tools.arguments import Unavailable, positive, share
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
-    Refused,
     add_command,
-    print_json,
     sound_rows,
 )
 from orch_sidecar.tools.facts.commands.verify import beside, read_trusted, verifier_of
@@ -21,6 +19,7 @@ from orch_sidecar.tools.facts.comparison import cost
 from orch_sidecar.tools.facts.comparison.compare import compare
 from orch_sidecar.tools.facts.comparison.report import as_page, charts_of, title_of
 from orch_sidecar.tools.facts.tables.files import read, write
+from orch_sidecar.tools.terminal import print_json
 
 _COMPARE: Final = """Compares facts by their batch.
 
@@ -108,7 +107,7 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         print(page.plain)
     if not found.sets:
-        raise Refused("orch facts compare: the files have no row that can be compared")
+        raise Unavailable("the files have no row that can be compared")
     if options.plot is not None:
         picture = drawn(options.plot.suffix, title_of(found), charts_of(found))
         write(options.plot, picture)
@@ -133,5 +132,5 @@ def _cost(options: argparse.Namespace) -> int:
     else:
         print(cost.as_page(costs, without, prices).plain)
     if not costs:
-        raise Refused("orch facts cost: the files have no row that can be priced")
+        raise Unavailable("the files have no row that can be priced")
     return 0

@@ -17,7 +17,6 @@ from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
     add_output_options,
     http_url,
-    print_error,
     read_url,
     write_rows,
 )
@@ -34,6 +33,7 @@ from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.terminal import print_error
 
 _PROOF: Final = """
 A file proves nothing about the engine. Save GET /v1/capabilities before the first request and

@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
-    Refused,
     add_command,
     sound_rows,
 )
@@ -94,7 +94,7 @@ def _publish(options: argparse.Namespace) -> int:
         content = read_evidence(name)
         if content is None or digest(content) != name:
             lacks = "is not beside it" if content is None else "was changed: its SHA-256 is another"
-            raise Refused(f"{path} is not published: its evidence {name}{SUFFIX} {lacks}")
+            raise Unavailable(f"{path} is not published: its evidence {name}{SUFFIX} {lacks}")
         evidence[f"{name}{SUFFIX}"] = content
     documents = {
         f"{path.name}-metadata.json": csvw_of(path.name),

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import io
-import json
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -16,30 +13,18 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
-from orch_sidecar.tools.facts.tables.files import append
+from orch_sidecar.tools.facts.tables.files import Conflict, append
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile, record_text, row_fields
+from orch_sidecar.tools.terminal import print_error, print_json
 
 _TIMEOUT_S: Final = 60.0
 # The characters of an answer that an error message shows.
 _SHOWN_CHARACTERS: Final = 300
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
-
-class Refused(Exception):
-    """What a command does not do, and why, as it is printed; its exit code is then 1."""
-
-
-def escape_unencodable_output() -> None:
-    """Makes stdout and stderr write characters that they cannot encode as escapes, as `\\u2026`.
-
-    A name in a table must not cost the result of a measurement.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def add_command(
@@ -99,9 +84,12 @@ def read_url(url: str, key: str | None = None) -> bytes:
 
 def write_rows(options: argparse.Namespace, rows: Sequence[Row]) -> None:
     """Appends rows to --output, or prints them as a table with a header, nothing without rows; with
-    --json as a list."""
+    --json as a list. Raises Unavailable, OSError and UnreadableFile."""
     if options.output is not None and rows:
-        added = append(options.output, rows)
+        try:
+            added = append(options.output, rows)
+        except Conflict as error:
+            raise Unavailable(str(error)) from None
         print_error(f"{options.output}: {added} added, {len(rows) - added} already present")
     if options.json:
         print_json([asdict(row) for row in rows])
@@ -111,21 +99,9 @@ def write_rows(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 
 def sound_rows(tables: Sequence[Table], why: str) -> list[LocatedRow]:
-    """Returns all rows. Raises Refused where a table has a fault; `why`: what is not done then."""
-    if faults := [fault for table in tables for fault in check(table)]:
-        raise Refused("\n".join([*map(str, faults), why]))
+    """Returns all rows. Where tables have faults it prints them, and raises Unavailable with `why`,
+    what is not done then."""
+    if faults := [str(fault) for table in tables for fault in check(table)]:
+        print_error("\n".join(faults))
+        raise Unavailable(why)
     return [located for table in tables for located in valid_rows(table)]
-
-
-def print_json(document: object) -> None:
-    print(json.dumps(document, indent=2))
-
-
-def print_error(text: object) -> None:
-    """Prints progress and errors beside the results."""
-    print(*map(escaped, str(text).split("\n")), sep="\n", file=sys.stderr, flush=True)
-
-
-def escaped(text: str) -> str:
-    """Returns one line as a terminal may show it: names in a file must not control it."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

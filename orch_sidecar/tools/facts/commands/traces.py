@@ -17,7 +17,6 @@ from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
     add_output_options,
     http_url,
-    print_error,
     read_url,
     write_rows,
 )
@@ -32,7 +31,7 @@ from orch_sidecar.tools.facts.traces.scenarios import (
 )
 from orch_sidecar.tools.facts.traces.spans import Span, all_spans, format_time, read_file, search
 from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge
-from orch_sidecar.tools.terminal import Progress
+from orch_sidecar.tools.terminal import Progress, print_error
 
 _SCENARIO: Final = f"""A scenario is a set of requests with the same labels (measurement type,
 model, pool, profile, engine and its conditions, precision, GPU), the same id and the same run

@@ -11,13 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
-    Refused,
     add_command,
-    escaped,
-    print_json,
 )
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
@@ -32,6 +30,7 @@ from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import GIVEN, LOADED, UNKNOWN
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
+from orch_sidecar.tools.terminal import escaped, print_json
 
 _DESCRIPTION: Final = """Verifies the evidence of facts, offline: signatures, the certificate of the
 engine's key by a trusted key, both hash chains, and that the row follows from them.
@@ -110,7 +109,7 @@ def _verify(options: argparse.Namespace) -> int:
     tables = [read(path) for path in options.files if path.suffix != SUFFIX]
     headers = [fault for table in tables if (fault := header_fault(table)) is not None]
     if headers:
-        raise Refused("\n".join(map(str, headers)))
+        raise Unavailable("\n".join(map(str, headers)))
     verdicts = verdicts_of(tables, trusted)
     for path in options.files:
         if path.suffix == SUFFIX:

@@ -118,7 +118,7 @@ class TestPublish:
         code, _, err = run("publish", table)
         assert (code, err) == (
             1,
-            f"{table} is not published: its evidence {digest}.json is not beside it\n",
+            f"orch facts: {table} is not published: its evidence {digest}.json is not beside it\n",
         )
         (tmp_path / f"{digest}.json").write_bytes(b"[]")
         code, _, err = run("publish", table)
