@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.bench.results.result import Result, Status, missing_identity
-from orch_sidecar.tools.facts.labels.measured import Engine, Notes
+from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
@@ -47,19 +47,13 @@ def row_of(result: Result) -> Row:
         ),
         source_tag=f"orch-bench:{result.id}",
         batches=None if result.status is Status.UNVERIFIED else result.batches,
-        settings=_settings(result),
+        settings={
+            "profile": engine.profile,
+            **(engine.conditions or {}),
+            PREFIX_HIT_RATIO: result.prefix_hit_ratio,
+        },
         given=engine.given,
     ).row()
-
-
-def _settings(result: Result) -> Notes:
-    settings: Notes = {}
-    if result.engine.profile is not None:
-        settings["profile"] = result.engine.profile
-    settings |= result.engine.conditions or {}
-    if result.prefix_hit_ratio is not None:
-        settings[PREFIX_HIT_RATIO] = result.prefix_hit_ratio
-    return settings
 
 
 def with_evidence(row: Row, result: Result, facts: Path) -> Row:

@@ -27,7 +27,6 @@ from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import (
     Engine,
     Measured,
-    Notes,
     Source,
     engine_of,
     latency_notes,
@@ -131,10 +130,6 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
     model = name_model(source.model_id or run.model, source.model_name, *names)
     if model.objection is not None:
         raise Rejection("model", model.id, model.objection)
-    load: Notes = {"tool": run.tool, "arrivals": run.arrivals}
-    for name, value in (("rate_per_s", run.rate_per_s), ("at_once", run.at_once)):
-        if value is not None:
-            load[name] = value
     claimed = Measured(
         label=Label.TO_BE_CONFIRMED,
         claim=run.claim,
@@ -144,9 +139,14 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
         source_tag=source.tag,
         batches=None,
         overlap=1 if run.at_once == 1 else overlap(run.served),
-        load=load,
+        load={
+            "tool": run.tool,
+            "arrivals": run.arrivals,
+            "rate_per_s": run.rate_per_s,
+            "at_once": run.at_once,
+        },
         latency_ms=run.latency_ms,
-        outcomes={**({"failed": run.failed} if run.failed else {}), **run.notes},
+        outcomes={"failed": run.failed or None, **run.notes},
     )
     if isinstance(known, States):
         return _row(_proven(claimed, run, known))

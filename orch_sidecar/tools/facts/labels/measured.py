@@ -69,7 +69,8 @@ class Source:
     model_name: str | None = None
 
 
-Notes = dict[str, str | int | float]
+# By their names; None: not noted.
+Notes = Mapping[str, str | int | float | None]
 
 # The percentiles in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
 # 90th of the latency.
@@ -117,10 +118,10 @@ class Measured:
     served_as: str | None = None
 
     @property
-    def notes(self) -> Notes:
+    def notes(self) -> dict[str, str | int | float]:
         """The notes in their order."""
         requests, window_s = self.totals.requests, self.totals.window_s
-        notes: Notes = {
+        notes: dict[str, str | int | float | None] = {
             "input_tokens": round(self.totals.input_tokens / requests),
             "output_tokens": round(self.totals.output_tokens / requests),
             "batching": "unknown" if self.batches is None else MEANINGS[self.label].batching,
@@ -140,11 +141,9 @@ class Measured:
         if judged and judged in MIN_QUERIES and shortfalls(judged, requests, window_s):
             notes[names.PRELIMINARY] = "yes"
         notes |= self.doubts
-        if self.served_as not in (None, self.model.id):
-            notes["served_as"] = str(self.served_as)
-        if self.model.given:
-            notes[names.GIVEN] = ",".join(self.model.given)
-        return notes
+        notes["served_as"] = None if self.served_as == self.model.id else self.served_as
+        notes[names.GIVEN] = ",".join(self.model.given) or None
+        return {name: value for name, value in notes.items() if value is not None}
 
     def row(self) -> Row:
         """Returns the row. Raises ValueError for a text that no note can hold."""

@@ -96,17 +96,15 @@ class TraceDocument:
     def notes(self) -> Notes:
         """Which trace was replayed, which part of it, and beside what."""
         from_s, until_s = self.window_s
-        notes: Notes = {
+        bulk = self.bulk_sha256
+        return {
             "arrivals": f"{Arrivals.TRACE}:{self.sha256[: names.TRACE_DIGITS]}",
             names.TRACE_WINDOW: f"{from_s:.15g}:{'' if until_s is None else f'{until_s:.15g}'}",
             names.TRACE_TIME: self.time_factor,
             names.TRACE_LENGTHS: self.length_factor,
+            names.BULK_CLIENTS: self.bulk_clients or None,
+            names.BULK_TRACE: None if bulk is None else bulk[: names.TRACE_DIGITS],
         }
-        if self.bulk_clients:
-            notes[names.BULK_CLIENTS] = self.bulk_clients
-        if self.bulk_sha256 is not None:
-            notes[names.BULK_TRACE] = self.bulk_sha256[: names.TRACE_DIGITS]
-        return notes
 
 
 class RecordedRun(BaseModel):
@@ -154,9 +152,12 @@ class RecordedRun(BaseModel):
             "totals": figures(self.served),
             "overlap": overlap(self.served),
             "latency_ms": latency_notes(figures(some).times_s, 1000) if some else {},
-            "load": {"tool": "orch bench", **self._load, "seed": self.seed},
-            "outcomes": self.outcomes,
-            "doubts": self._doubts,
+            "load": self._load,
+            "outcomes": self._outcomes,
+            "doubts": {
+                names.CLIENT_BOTTLENECK: "yes" if self.bottleneck else None,
+                "counted_by_events": self.counted_by_events or None,
+            },
             "served_as": self.model,
         }
         return Measured(**own | more)
@@ -164,35 +165,29 @@ class RecordedRun(BaseModel):
     @property
     def _load(self) -> Notes:
         """How the requests came."""
-        stated = {
+        return {
+            "tool": "orch bench",
             "loadgen": self.loadgen,
             "arrivals": self.arrivals.value,
             "rate_per_s": self.rate_per_s,
             "burstiness": self.burstiness,
             "at_once": self.clients,
+            **({} if self.trace is None else self.trace.notes),
+            "seed": self.seed,
         }
-        notes: Notes = {name: value for name, value in stated.items() if value is not None}
-        return notes if self.trace is None else notes | self.trace.notes
 
     @property
-    def outcomes(self) -> Notes:
+    def _outcomes(self) -> Notes:
         """How many requests were not answered, which SLO there was and how many met it, and of
         which the latencies are."""
         fates = Counter(call.fate for call in self.calls)
-        notes: Notes = {name: fates[name] for name in ("refused", "failed") if fates[name]}
-        notes |= {f"slo_{name}_ms": bound for name, bound in self.slo_ms.items()}
-        if self.of_class is not self.calls:
-            notes[names.LATENCY_OF] = ServiceClass.INTERACTIVE.value
-        if self.slo_ms:
-            served = [call.served for call in self.of_class]
-            met = [each is not None and each.meets(self.slo_ms) for each in served]
-            notes[names.GOODPUT_SHARE] = round(sum(met) / max(1, len(met)), 4)
-        return notes
-
-    @property
-    def _doubts(self) -> Notes:
-        """The notes that limit the trust in its figures."""
-        notes: Notes = {names.CLIENT_BOTTLENECK: "yes"} if self.bottleneck else {}
-        if self.counted_by_events:
-            notes["counted_by_events"] = self.counted_by_events
-        return notes
+        served = [call.served for call in self.of_class]
+        met = [each is not None and each.meets(self.slo_ms) for each in served]
+        of_class = None if self.of_class is self.calls else ServiceClass.INTERACTIVE.value
+        return {
+            "refused": fates["refused"] or None,
+            "failed": fates["failed"] or None,
+            **{f"slo_{name}_ms": bound for name, bound in self.slo_ms.items()},
+            names.LATENCY_OF: of_class,
+            names.GOODPUT_SHARE: round(sum(met) / len(met), 4) if met and self.slo_ms else None,
+        }

@@ -277,11 +277,6 @@ def _measured(scenario: Scenario, model: Model, source: Source) -> Measured:
     """Returns what the row states. Raises ValueError for a window without a length."""
     seen, completed = observation_of(scenario), _completed(scenario)
     found = figures(completed)
-    load: Notes = {"scenario": scenario.name}
-    if (arrivals := arrivals_of(completed, seen.label)) is not None:
-        load["arrivals"] = arrivals
-    if scenario.key.run is not None:
-        load["run"] = scenario.key.run
     ends = ("before", scenario.before), ("after", scenario.after)
     cut = ",".join(end for end, requests in ends if requests)
     # Those that were not served; their tokens are not in the figure.
@@ -294,11 +289,15 @@ def _measured(scenario: Scenario, model: Model, source: Source) -> Measured:
         totals=found,
         source_tag=f"{source.tag}/{scenario.name}",
         batches=seen.batches,
-        load=load,
+        load={
+            "scenario": scenario.name,
+            "arrivals": arrivals_of(completed, seen.label),
+            "run": scenario.key.run,
+        },
         latency_ms=latency_notes(found.times_s, 1000),
-        outcomes={name: count for name, count in counts.items() if count},
+        outcomes={name: count or None for name, count in counts.items()},
         settings=_settings(scenario, seen),
-        doubts={names.CUT: cut} if cut else {},
+        doubts={names.CUT: cut or None},
         served_as=scenario.key.model,
     )
 
@@ -352,18 +351,16 @@ def _completed(scenario: Scenario) -> list[CompletedRequest]:
 
 def _settings(scenario: Scenario, seen: Observation) -> Notes:
     """Returns the notes about the engine: what limited its batch, and how it was configured."""
-    notes: Notes = {}
-    if seen.label is Label.OFFLINE and seen.limited_by is not None:
-        notes["batch_limited_by"] = seen.limited_by
-    if any(each.requested_sequences > 1 for each in scenario.served):
-        notes[names.BATCH_REQUESTS] = intervals.mean(
-            Interval(min(of.first_ns for of in own), max(of.end_ns for of in own))
-            for each in scenario.served
-            if (own := each.sequences)
-        )
-    if scenario.key.profile is not None:
-        notes["profile"] = scenario.key.profile
-    notes |= scenario.sequences[0].engine.conditions
-    if (ratio := prefix_hit_ratio(scenario.sequences)) is not None:
-        notes[names.PREFIX_HIT_RATIO] = ratio
-    return notes
+    together = [
+        Interval(min(of.first_ns for of in own), max(of.end_ns for of in own))
+        for each in scenario.served
+        if (own := each.sequences)
+    ]
+    several = any(each.requested_sequences > 1 for each in scenario.served)
+    return {
+        "batch_limited_by": seen.limited_by if seen.label is Label.OFFLINE else None,
+        names.BATCH_REQUESTS: intervals.mean(together) if several else None,
+        "profile": scenario.key.profile,
+        **scenario.sequences[0].engine.conditions,
+        names.PREFIX_HIT_RATIO: prefix_hit_ratio(scenario.sequences),
+    }

@@ -15,7 +15,6 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.measured import (
     Measured,
     Model,
-    Notes,
     engine_of,
     latency_notes,
     settings_of,
@@ -211,10 +210,10 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
         batches=Batches(tokens, batch, float(batch)),
         load={"tool": "orch bench", "arrivals": "closed_loop", "at_once": batch, "seed": 1},
         latency_ms=latency_notes(found.times_s, 1000),
-        settings=settings_of(state, 0.0) | {"loaded": LOADED},
+        settings={**settings_of(state, 0.0), "loaded": LOADED},
     ).row()
     notes = parse_notes(row.scenario_notes) | changes.pop("notes", {})
-    kept: Notes = {name: value for name, value in notes.items() if value is not None}
+    kept = {name: value for name, value in notes.items() if value is not None}
     return replace(row, scenario_notes=format_notes(kept), **changes)
 
 
