@@ -20,7 +20,7 @@ from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
 from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.notes import ENGINE
-from orch_sidecar.tools.facts.tables.publish import csvw_of, data_package_of, named_evidence
+from orch_sidecar.tools.facts.tables.publish import data_package_of, named_evidence
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from orch_sidecar.tools.facts.tables.table import Table
 
@@ -37,11 +37,9 @@ are these columns and notes:
   {" ".join(MEASUREMENT)}
   {" ".join(ENGINE)}"""
 
-_PUBLISH: Final = """Describes a table of facts for others, in two files beside it:
-
-  FILE-metadata.json  its columns, as W3C's CSV on the Web (validators find it by this name)
-  datapackage.json    the same as a package of Frictionless Data, with the evidence that rows name
-                      as further resources, each with its size and SHA-256
+_PUBLISH: Final = """Describes a table of facts for others: writes datapackage.json beside it, a
+package of Frictionless Data with its columns, and with the evidence that rows name as further
+resources, each with its size and SHA-256.
 
 The table must be without faults, and its evidence beside it."""
 
@@ -55,7 +53,7 @@ def add_commands(commands: Commands) -> None:
     add = add_command(commands, "merge", _merge, summary, _MERGE, files=files).add_argument
     add("-o", "--output", type=Path, metavar="OUT", required=True, help="the file to write")
 
-    summary = "describe a table by W3C's CSVW, and as a package of Frictionless Data"
+    summary = "describe a table as a package of Frictionless Data"
     add = add_command(commands, "publish", _publish, summary, _PUBLISH).add_argument
     add("file", type=Path, metavar="FILE", help="a table of facts")
 
@@ -96,13 +94,10 @@ def _publish(options: argparse.Namespace) -> int:
             lacks = "is not beside it" if content is None else "was changed: its SHA-256 is another"
             raise Unavailable(f"{path} is not published: its evidence {name}{SUFFIX} {lacks}")
         evidence[f"{name}{SUFFIX}"] = content
-    documents = {
-        f"{path.name}-metadata.json": csvw_of(path.name),
-        "datapackage.json": data_package_of(path.name, path.read_bytes(), evidence),
-    }
-    for name, document in documents.items():
-        write(path.with_name(name), json.dumps(document, indent=2) + "\n")
-        print(path.with_name(name))
+    package = path.with_name("datapackage.json")
+    document = data_package_of(path.name, path.read_bytes(), evidence)
+    write(package, json.dumps(document, indent=2) + "\n")
+    print(package)
     return 0
 
 

@@ -107,18 +107,22 @@ def _verify(options: argparse.Namespace) -> int:
     _require_cryptography()
     trusted = read_trusted(options.trusted)
     tables = [read(path) for path in options.files if path.suffix != SUFFIX]
-    headers = [fault for table in tables if (fault := header_fault(table)) is not None]
-    if headers:
-        raise Unavailable("\n".join(map(str, headers)))
+    for fault in filter(None, map(header_fault, tables)):
+        raise Unavailable(str(fault))
     verdicts = verdicts_of(tables, trusted)
     for path in options.files:
         if path.suffix == SUFFIX:
             found = verify_evidence(path.stem, path.read_bytes(), trusted, now_s=time.time())
             verdicts[str(path), None] = found
+    documents = [_document(*place, found) for place, found in verdicts.items()]
     if options.json:
-        print_json([_document(*place, found) for place, found in verdicts.items()])
+        print_json(documents)
     else:
-        _print(verdicts, options.files)
+        for each in documents:
+            # Text of a file cannot pass for a line of its own.
+            print(*map(escaped, _lines(each)), sep="\n")
+        for table in tables:
+            print(_summary(table.name, documents))
     return 0 if {found.verdict for found in verdicts.values()} == {Verdict.VERIFIED} else 1
 
 
@@ -195,21 +199,15 @@ def _time(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
-def _print(verdicts: _Verdicts, paths: Iterable[Path]) -> None:
-    for path in dict.fromkeys(map(str, paths)):
-        of_file = {line: found for (file, line), found in verdicts.items() if file == path}
-        for line, verified in of_file.items():
-            place = path if line is None else f"{path}:{line}"
-            # Text of a file cannot pass for a line of its own.
-            print(*map(escaped, _lines(place, _document(path, line, verified))), sep="\n")
-        if None not in of_file:
-            counts = Counter(verified.verdict for verified in of_file.values())
-            text = ", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each])
-            print(f"{path}: {counted(len(of_file), 'row')}{f' ({text})' if text else ''}")
+def _summary(file: str, documents: Iterable[Mapping[str, Any]]) -> str:
+    counts = Counter(each["verdict"] for each in documents if each["file"] == file)
+    verdicts = ", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each])
+    return f"{file}: {counted(counts.total(), 'row')}" + (f" ({verdicts})" if verdicts else "")
 
 
-def _lines(place: str, verdict: Mapping[str, Any]) -> Iterator[str]:
+def _lines(verdict: Mapping[str, Any]) -> Iterator[str]:
     """Yields the lines of a verdict: what is not the engine's word stands beside it."""
+    place = ":".join(str(verdict[name]) for name in ("file", "line") if verdict[name] is not None)
     words = [f"{place}: {verdict['verdict']}"]
     if verdict["signer"] is not None:
         words[0] += f" (key {verdict['signer']})"

@@ -48,7 +48,7 @@ _ARITHMETIC: Final = 1e-12
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a value must be: the whole text matches `pattern`, and a number lies from `least` to
-    `most`, and above `above`. `base`: its type in XML Schema, `string`, `integer` or `decimal`.
+    `most`, and above `above`. `base`: its type: `string`, `integer` or `number`.
     `values`: the only ones, where there are few. `rule`: all of that in words."""
 
     rule: str
@@ -77,7 +77,7 @@ def whole(least: int) -> Form:
 def number(unit: str, least: float, most: float = math.inf) -> Form:
     """Returns the form of a number between two others, both included."""
     limits = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
-    return Form(f"must be a number {unit}{limits}", _FLOAT, "decimal", least=least, most=most)
+    return Form(f"must be a number {unit}{limits}", _FLOAT, "number", least=least, most=most)
 
 
 def one_of(*values: str) -> Form:
@@ -91,7 +91,7 @@ def matches(pattern: str, what: str) -> Form:
     return Form(f"must be {what}", pattern)
 
 
-ABOVE_0: Final = Form("must be a number above 0", _FLOAT, "decimal", above=0)
+ABOVE_0: Final = Form("must be a number above 0", _FLOAT, "number", above=0)
 TEXT: Final = Form(
     "must be one line that is not empty, and must not begin or end with white space",
     r"\S([^\n\r]*\S)?",
@@ -99,7 +99,7 @@ TEXT: Final = Form(
 THROUGHPUT: Final = Form(
     "must be tokens per second, a decimal number above 0 such as 92.72",
     _DECIMAL,
-    "decimal",
+    "number",
     above=0,
 )
 

@@ -1,7 +1,7 @@
-"""Describes a table for others: as W3C's CSV on the Web, and as a package of Frictionless Data.
+"""Describes a table for others, as a package of Frictionless Data (datapackage.org).
 
-Pure. Both are generated from the one table of columns, `row.TABLE`. What relates several fields or
-rows neither can state: `orch facts check` does.
+Pure. It is generated from the columns, `row.TABLE`. What relates several fields or rows it cannot
+state: `orch facts check` does.
 """
 
 from __future__ import annotations
@@ -17,34 +17,6 @@ from orch_sidecar.tools.facts.tables.notes import EVIDENCE
 from orch_sidecar.tools.facts.tables.row import TABLE, Row, parse_notes
 
 _TITLE: Final = "Throughput of language models, by how the engine was batching"
-_TYPES: Final = {"string": "string", "integer": "integer", "decimal": "number"}
-
-
-def csvw_of(file_name: str) -> dict[str, Any]:
-    """Returns the content of `<file_name>-metadata.json` (w3.org/TR/tabular-metadata)."""
-    return {
-        "@context": ["http://www.w3.org/ns/csvw", {"@language": "en"}],
-        "url": file_name,
-        "dc:title": _TITLE,
-        "dialect": {"encoding": "utf-8", "header": True, "delimiter": ",", "quoteChar": '"'},
-        "tableSchema": {
-            "columns": [
-                {
-                    "name": name,
-                    "titles": name,
-                    "dc:description": column.meaning,
-                    "required": True,
-                    "datatype": {"base": column.form.base, **_csvw_limits(column.form)},
-                }
-                for name, column in TABLE.items()
-            ]
-        },
-    }
-
-
-def _csvw_limits(form: Form) -> dict[str, Any]:
-    text = form.base == "string"
-    return {"format": f"^(?:{form.pattern})$"} if text else _limits(form, "minExclusive")
 
 
 def data_package_of(
@@ -62,7 +34,7 @@ def data_package_of(
             "fields": [
                 {
                     "name": name,
-                    "type": _TYPES[column.form.base],
+                    "type": column.form.base,
                     "description": column.meaning,
                     "constraints": {"required": True, **_constraints(column.form)},
                 }
@@ -84,11 +56,7 @@ def _constraints(form: Form) -> dict[str, Any]:
         return {"enum": list(form.values)}
     if form.base == "string":
         return {"pattern": form.pattern}
-    return _limits(form, "exclusiveMinimum")
-
-
-def _limits(form: Form, above: str) -> dict[str, float]:
-    limits = {"minimum": form.least, above: form.above, "maximum": form.most}
+    limits = {"minimum": form.least, "exclusiveMinimum": form.above, "maximum": form.most}
     return {name: limit for name, limit in limits.items() if math.isfinite(limit)}
 
 

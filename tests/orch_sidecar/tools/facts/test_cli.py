@@ -12,7 +12,6 @@ import pytest
 
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.notes import ENGINE
-from orch_sidecar.tools.facts.tables.publish import csvw_of
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 from tests.orch_sidecar.tools.facts.conftest import Run
@@ -108,12 +107,9 @@ class TestMerge:
 
 
 class TestPublish:
-    def test_table_with_its_evidence_is_described_in_two_files(
-        self, run: Run, tmp_path: Path
-    ) -> None:
+    def test_table_is_described_with_its_evidence(self, run: Run, tmp_path: Path) -> None:
         table, digest = tmp_path / "tps_model_gpu.csv", hashlib.sha256(b"{}").hexdigest()
         append(table, [fact(notes={"evidence": f"sha256:{digest}"}), fact(source_tag="b")])
-        metadata = tmp_path / "tps_model_gpu.csv-metadata.json"
         package = tmp_path / "datapackage.json"
         code, _, err = run("publish", table)
         assert (code, err) == (
@@ -123,10 +119,9 @@ class TestPublish:
         (tmp_path / f"{digest}.json").write_bytes(b"[]")
         code, _, err = run("publish", table)
         assert (code, "was changed: its SHA-256 is another" in err) == (1, True)
-        assert not metadata.exists()
+        assert not package.exists()
         (tmp_path / f"{digest}.json").write_bytes(b"{}")
-        assert run("publish", table) == (0, f"{metadata}\n{package}\n", "")
-        assert json.loads(metadata.read_text()) == csvw_of("tps_model_gpu.csv")
+        assert run("publish", table) == (0, f"{package}\n", "")
         resources = json.loads(package.read_text())["resources"]
         assert [each["path"] for each in resources] == ["tps_model_gpu.csv", f"{digest}.json"]
 
