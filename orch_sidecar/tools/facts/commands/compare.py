@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.comparison.report import as_page, charts_of, title
 from orch_sidecar.tools.facts.tables.files import read, write
 from orch_sidecar.tools.terminal import print_json
 
-_COMPARE: Final = """Compares facts by their batch.
+_COMPARE: Final = """Compares the throughput of facts by their batch.
 
 A set has only rows that agree in model_id, engine and its version, precision, gpu and gpu_count, in
 the lengths of prompts and answers (to a tenth), in the trace that was replayed, in the engine's
@@ -71,20 +71,16 @@ _COST_EPILOG: Final = """examples:
 
 def add_commands(commands: Commands) -> None:
     """Adds `compare` and `cost`."""
-    summary = "compare throughput by batch: speed-up and efficiency"
+    files = "tables of facts"
     add = add_command(
-        commands, "compare", _compare, summary, _COMPARE, _COMPARE_EPILOG, files="tables of facts"
+        commands, "compare", _compare, _COMPARE, _COMPARE_EPILOG, files=files
     ).add_argument
     plot_help = "plot tokens/s, TTFT and speed-up to this file (.png or .svg)"
     add("--plot", type=Path, metavar="FILE", help=plot_help)
     add("--report", type=Path, metavar="HTML", help="write a page with the tables and pictures")
     add("--json", action="store_true", help="print the comparison as JSON")
     add("--trusted", type=Path, metavar="KEYS", help="the keys by which evidence is verified")
-
-    summary = "price rows: what a million tokens cost, by label"
-    add = add_command(
-        commands, "cost", _cost, summary, _COST, _COST_EPILOG, files="tables of facts"
-    ).add_argument
+    add = add_command(commands, "cost", _cost, _COST, _COST_EPILOG, files=files).add_argument
     per_hour = "price of an accelerator's hour, with electricity: rent, or purchase over its life"
     add("--per-hour", type=positive, required=True, metavar="PRICE", help=per_hour)
     used_help = "share of the reserved hours in which it works as in the row (1)"

@@ -44,12 +44,11 @@ to_be_confirmed, and --engine, --precision, --gpu and --gpu-count are required i
 
 
 class _Tool(NamedTuple):
-    """A tool whose files become rows. `command`: `from-` and this; `name`, and what makes a run of
-    a parsed file; `files`: completes `Makes rows from`, with how to write them and to claim a
-    label; `parts`: divides a file into runs."""
+    """A tool whose files become rows. `command`: `from-` and this; `run`: makes a run of a parsed
+    file; `files`: completes `Makes rows from`, with how to write them and to claim a label;
+    `parts`: divides a file into runs."""
 
     command: str
-    name: str
     run: Callable[[object], ImportedRun]
     files: str
     parts: Callable[[object], Sequence[object]] = lambda document: [document]
@@ -58,7 +57,6 @@ class _Tool(NamedTuple):
 _TOOLS: Final = (
     _Tool(
         "vllm-bench",
-        "vllm bench serve",
         vllm_bench.run,
         """files of `vllm bench serve --save-result`.
 
@@ -68,7 +66,6 @@ Use --save-detailed if possible: the figures are then computed from every reques
     ),
     _Tool(
         "guidellm",
-        "GuideLLM",
         guidellm.run,
         """reports of GuideLLM 0.7 or 0.8, one for each benchmark.
 
@@ -78,7 +75,6 @@ Write the report with --output kind=json,path=FILE. A label is claimed with
     ),
     _Tool(
         "aiperf",
-        "AIPerf",
         aiperf.run,
         """summaries of AIPerf (profile_export_aiperf.json).
 
@@ -97,8 +93,7 @@ _EPILOG: Final = """examples:
 
 exit code 1: a run was rejected; the rows of all others are written or printed"""
 
-_FROM_BATCH: Final = """Makes the row of a completed batch (/v1/batches) that had an engine of the
-profile offline for itself.
+_FROM_BATCH: Final = """Makes the row of a completed batch that had an offline engine for itself.
 
 Save GET /v1/capabilities before the batch is created and after it has completed, with the engine
 idle for two seconds both times. The batch is rejected if a row of it failed or ran twice, if the
@@ -110,8 +105,7 @@ def add_commands(commands: Commands) -> None:
     """Adds a command for each tool, and `from-batch`."""
     for tool in _TOOLS:
         _add(commands, tool)
-    summary = "make the row of a batch that had an offline engine for itself"
-    parser = add_command(commands, "from-batch", _run_batch, summary, _FROM_BATCH)
+    parser = add_command(commands, "from-batch", _run_batch, _FROM_BATCH)
     add = parser.add_argument
     add("batch", metavar="ID", help="the batch")
     add("--url", type=http_url, default="http://127.0.0.1:8080", help="default: %(default)s")
@@ -120,12 +114,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add(commands: Commands, tool: _Tool) -> None:
-    command, summary = f"from-{tool.command}", f"make rows from files of {tool.name}"
-    description = f"Makes rows from {tool.files}\n{_PROOF}"
-    epilog, files = _EPILOG.format(command=command), f"files of {tool.name}"
-    parser = add_command(
-        commands, command, partial(_run, tool), summary, description, epilog, files=files
-    )
+    command, description = f"from-{tool.command}", f"Makes rows from {tool.files}\n{_PROOF}"
+    epilog, run = _EPILOG.format(command=command), partial(_run, tool)
+    parser = add_command(commands, command, run, description, epilog, files="files of this tool")
     id_help = "id of the model: one that the engine serves or has loaded, if its state is given"
     id_help += " (default: the name in the file)"
     add_output_options(parser, id_help)

@@ -24,9 +24,10 @@ from orch_sidecar.tools.facts.tables.publish import data_package_of, named_evide
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from orch_sidecar.tools.facts.tables.table import Table
 
-_CHECK: Final = """Checks tables of facts: the header, the number of fields of each row, each field,
-the fields and notes of a row that must agree, and rows of one run or measurement.
-"""
+_CHECK: Final = """Reports the faults of tables of facts by line and column.
+
+They are of the header, of the number of fields of a row, of each field, of fields and notes that
+must agree, and of rows of one run or measurement."""
 
 _MERGE: Final = f"""Merges tables of facts into one, in the given order.
 
@@ -37,24 +38,19 @@ are these columns and notes:
   {" ".join(MEASUREMENT)}
   {" ".join(ENGINE)}"""
 
-_PUBLISH: Final = """Describes a table of facts for others: writes datapackage.json beside it, a
-package of Frictionless Data with its columns, and with the evidence that rows name as further
-resources, each with its size and SHA-256.
+_PUBLISH: Final = """Describes a table of facts for others, as a package of Frictionless Data.
 
-The table must be without faults, and its evidence beside it."""
+It is datapackage.json beside the table: its columns, and the evidence that rows name as further
+resources, each with its size and SHA-256. The table must be without faults, and its evidence beside
+it."""
 
 
 def add_commands(commands: Commands) -> None:
     """Adds `check`, `merge` and `publish`."""
-    files, summary = "tables of facts", "report the faults of tables by line and column"
-    add_command(commands, "check", _check, summary, _CHECK, files=files)
-
-    summary = "merge several tables into one"
-    add = add_command(commands, "merge", _merge, summary, _MERGE, files=files).add_argument
+    add_command(commands, "check", _check, _CHECK, files="tables of facts")
+    add = add_command(commands, "merge", _merge, _MERGE, files="tables of facts").add_argument
     add("-o", "--output", type=Path, metavar="OUT", required=True, help="the file to write")
-
-    summary = "describe a table as a package of Frictionless Data"
-    add = add_command(commands, "publish", _publish, summary, _PUBLISH).add_argument
+    add = add_command(commands, "publish", _publish, _PUBLISH).add_argument
     add("file", type=Path, metavar="FILE", help="a table of facts")
 
 

@@ -31,7 +31,6 @@ def add_command(
     commands: Commands,
     name: str,
     run: Callable[[argparse.Namespace], int],
-    summary: str,
     description: str,
     epilog: str | None = None,
     *,
@@ -39,8 +38,10 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Adds a command, whose options name its parser as `usage`.
 
-    `run`: does its work and returns the exit code. `files`: what it reads, if it reads files.
+    `run`: does its work and returns the exit code. `description`: its first paragraph says what
+    that is. `files`: what it reads, if it reads files.
     """
+    summary = description.partition("\n\n")[0].rstrip(".")
     parser = commands.add_parser(name, help=summary, description=description, epilog=epilog)
     parser.set_defaults(usage=parser, run=run)
     if files is not None:

@@ -69,8 +69,7 @@ _AGO: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 
 def add_commands(commands: Commands) -> None:
     """Adds `from-jaeger` and `from-otlp`."""
-    summary = "make rows from traces in Jaeger"
-    texts = summary, _FROM_JAEGER, _FROM_JAEGER_EPILOG
+    texts = _FROM_JAEGER, _FROM_JAEGER_EPILOG
     parser = add_command(commands, "from-jaeger", _from_jaeger, *texts)
     add = parser.add_argument
     add(
@@ -87,7 +86,7 @@ def add_commands(commands: Commands) -> None:
     add("--until", type=_moment, default="0s", help="end, in the same form (default: now)")
     _add_common(parser)
 
-    texts = "make rows from files of traces", _FROM_OTLP, _FROM_OTLP_EPILOG
+    texts = _FROM_OTLP, _FROM_OTLP_EPILOG
     _add_common(add_command(commands, "from-otlp", _from_otlp, *texts, files="files of traces"))
 
 

@@ -32,12 +32,13 @@ from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 from orch_sidecar.tools.terminal import escaped, print_json
 
-_DESCRIPTION: Final = """Verifies the evidence of facts, offline: signatures, the certificate of the
-engine's key by a trusted key, both hash chains, and that the row follows from them.
+_DESCRIPTION: Final = """Verifies the signed evidence of facts, offline.
 
-Each FILE is a table, whose evidence lies beside it (<sha256>.json, as the note `evidence` names
-it), or one such file. KEYS has the trusted public keys with the time for which each is valid, as
-`orch key --evidence` prints them; without it no signer is known. The verdicts:
+It verifies signatures, the certificate of the engine's key by a trusted key, both hash chains, and
+that the row follows from them. Each FILE is a table, whose evidence lies beside it (<sha256>.json,
+as the note `evidence` names it), or one such file. KEYS has the trusted public keys with the time
+for which each is valid, as `orch key --evidence` prints them; without it no signer is known.
+The verdicts:
 
   verified                an engine certified by a trusted key signed what the row states
   intact, signer unknown  nothing was changed, but no trusted key vouches for the engine
@@ -60,11 +61,8 @@ exit code: 0 only if every row is verified"""
 
 def add_commands(commands: Commands) -> None:
     """Adds `verify`."""
-    summary = "verify the signed evidence of rows"
     files = "tables of facts, or the evidence of single rows"
-    add = add_command(
-        commands, "verify", _verify, summary, _DESCRIPTION, _EPILOG, files=files
-    ).add_argument
+    add = add_command(commands, "verify", _verify, _DESCRIPTION, _EPILOG, files=files).add_argument
     add("--trusted", type=Path, metavar="KEYS", help="YAML with the public keys of operators")
     add("--json", action="store_true", help="print the verdicts as JSON")
 

@@ -107,10 +107,6 @@ COLUMNS: Final = tuple(TABLE)
 # (`notes.ENGINE`); the others contain its result.
 MEASUREMENT: Final = tuple(name for name, column in TABLE.items() if column.identifies)
 
-# Labels of older files. Neither determines the batching: an aggregate was measured online or
-# offline, and the stream of one user may have run beside others.
-_LEGACY_LABELS: Final = ("aggregate", "per_user_stream")
-
 
 class Meaning(NamedTuple):
     """What a label says of a row. `batching`: the note; `profile`: the one of this project that has
@@ -208,11 +204,6 @@ def violated_rule(column: str, value: str) -> str | None:
     form = TABLE[column].form
     if (rule := invisible_rule(value)) is not None:
         return rule
-    if column == "measurement_type" and value in _LEGACY_LABELS:
-        return (
-            "is a label of older files, which does not state how the engine was batching: such a "
-            f"row is {Label.TO_BE_CONFIRMED}"
-        )
     rule = _notes_rule(value) if column == "scenario_notes" else form.violated_rule(value)
     return rule or (formula_rule(value) if form.base == "string" else None)
 
