@@ -14,7 +14,8 @@ from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import ANY_KNOWN, NONE, UNKNOWN, Arrivals, Condition
-from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.table import row_fields
 
 # A chat template or a few repeated tokens at the start of random prompts are found in any prefix
 # cache; below this share they change no figure.
@@ -89,11 +90,7 @@ def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str
     # Noted above 1; a row without any conditions knows nothing of ranks, either.
     alone = "1" if names.CONDITIONS[-1] in notes else UNKNOWN
     known = {
-        "model_id": row.model_id,
-        "engine": row.engine,
-        "precision": row.precision,
-        "gpu": row.gpu,
-        "gpu_count": str(row.gpu_count),
+        **dict(zip(COLUMNS, row_fields(row), strict=True)),
         "input_tokens": inputs[row.input_tokens],
         "output_tokens": outputs[row.output_tokens],
         "traffic": _traffic(notes),

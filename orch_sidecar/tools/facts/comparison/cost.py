@@ -102,12 +102,11 @@ def _lacks(label: Label, notes: Mapping[str, str]) -> str:
         return f"{label}: it is unknown how the engine was batching"
     if label is not Label.BATCHED_ONLINE:
         return ""
-    missing = []
-    if not any(name in notes for name in names.SLOS):
-        missing.append(f"the SLO ({', '.join(names.SLOS)})")
-    if names.GOODPUT_SHARE not in notes:
-        missing.append(f"the share of requests within it ({names.GOODPUT_SHARE})")
-    if missing:
+    needed = {
+        f"the SLO ({', '.join(names.SLOS)})": names.SLOS,
+        f"the share of requests within it ({names.GOODPUT_SHARE})": (names.GOODPUT_SHARE,),
+    }
+    if missing := [text for text, some in needed.items() if not {*some} & notes.keys()]:
         return f"incomplete: a shared machine's tokens need {' and '.join(missing)}"
     if names.LATENCY_OF in notes:
         return (
@@ -131,9 +130,8 @@ def _cost(
     proof = None if found.verdict is Verdict.FAILED else found.proof
     engine = None if proof is None else proof.states
     share, split_by = _input_share(row, notes, engine)
-    used_per_s = tokens_per_s * prices.used
-    inputs_per_s = used_per_s * row.input_tokens / row.output_tokens
-    apart = share is not None and inputs_per_s > 0
+    with_input = per_million(hour, tokens_per_s * prices.used)
+    of_input = row.output_tokens / row.input_tokens if row.input_tokens else None
     hits = number_note(notes, names.PREFIX_HIT_RATIO)
     cached = (f"{hits:.0%} of the input from the prefix cache",) if hits else ()
     window_s = number_note(notes, "window_s")
@@ -147,9 +145,9 @@ def _cost(
             f"{name.split('_')[1].upper()} {notes[name]} ms" for name in names.SLOS if name in notes
         ),
         engine_busy=min(1.0, engine.busy_s / window_s) if engine and window_s else None,
-        output_with_input=per_million(hour, used_per_s),
-        input=per_million(hour * share, inputs_per_s) if share is not None and apart else None,
-        output=per_million(hour * (1 - share), used_per_s) if share is not None else None,
+        output_with_input=with_input,
+        input=None if share is None or of_input is None else with_input * share * of_input,
+        output=None if share is None else with_input * (1 - share),
         split_by=split_by,
         remarks=(*remarks_of(notes, verified=False), *cached),
     )

@@ -112,10 +112,6 @@ class _Report(Fields):
     answers: tuple[_Request, ...] = at("benchmarks.0.requests.successful", strict=False)
 
     @property
-    def failed(self) -> int:
-        return self.errored + self.incomplete
-
-    @property
     def at_once(self) -> int | None:
         """The limit of concurrent requests, None without one."""
         return 1 if self.strategy == "synchronous" else self.streams or self.max_concurrency
@@ -139,8 +135,9 @@ def parts(document: object) -> list[object]:
 def run(document: object) -> ImportedRun:
     """Returns the run of the one benchmark of a report. Raises Rejection and ValidationError."""
     report = _Report.model_validate(document)
+    failed = report.errored + report.incomplete
     if not report.successful:
-        rule = f"no request was answered, {report.failed} failed"
+        rule = f"no request was answered, {failed} failed"
         raise Rejection("scheduler_metrics.requests_made.successful", 0, rule)
     if len(report.answers) != report.successful:
         count = f"{len(report.answers)} requests"
@@ -160,7 +157,7 @@ def run(document: object) -> ImportedRun:
         schedule=report.schedule,
         rate_per_s=report.rate,
         at_once=report.at_once,
-        failed=report.failed,
+        failed=failed,
         totals=figures(served),
         served=served,
         times=RunTimes(

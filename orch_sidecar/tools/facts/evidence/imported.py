@@ -27,6 +27,7 @@ from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import (
     Engine,
     Measured,
+    Notes,
     Source,
     engine_of,
     latency_notes,
@@ -103,7 +104,7 @@ class ImportedRun:
     stated_ms: Mapping[str, float] = field(default_factory=dict)
     served: Sequence[CompletedRequest] = ()
     took_s: float = 0.0
-    notes: Mapping[str, str | int | float] = field(default_factory=dict)
+    notes: Notes = field(default_factory=dict)
     times: RunTimes = field(default_factory=RunTimes)
 
     @property
@@ -120,82 +121,69 @@ class ImportedRun:
 
 
 def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
-    """Converts a run to a row. Raises Rejection."""
+    """Converts a run to a row. `known`: the engine's states, or what is declared of it. Raises
+    Rejection, also for a row that no table would take."""
     window_s, at_once = run.totals.window_s, run.at_once
     if at_once is not None and run.took_s > at_once * window_s * (1 + _TOLERANCE):
         rule = f"is too short: at most {at_once} at a time, answers took {run.took_s:g} s in all"
         raise Rejection("the duration", f"{window_s:g} s", rule)
-    engine = known if isinstance(known, Engine) else engine_of(known.before)
-    names = ((), ()) if isinstance(known, Engine) else (known.before.models, [known.before.weights])
+    states = known if isinstance(known, States) else None
+    names = ((), ()) if states is None else (states.before.models, [states.before.weights])
     model = name_model(source.model_id or run.model, source.model_name, *names)
     if model.objection is not None:
         raise Rejection("model", model.id, model.objection)
-    claimed = Measured(
-        label=Label.TO_BE_CONFIRMED,
+    overlapped = 1 if at_once == 1 else overlap(run.served)
+    if states is None:
+        model = replace(model, given=("engine", "precision", "gpu", "gpu_count"))
+        if not overlapped:
+            rule = (
+                "is a limit, not a measured batch: save the tool's detailed results, or give "
+                "--capabilities-before and --capabilities-after"
+            )
+            raise Rejection("max_concurrency", at_once or "no limit", rule)
+    # Of requests for several sequences no file has the length of the longest, by which TPOT
+    # divides.
+    several = states is not None and at_once is not None and states.batches.largest > at_once
+    made = Measured(
+        label=Label.TO_BE_CONFIRMED if states is None else _earned(run, states),
         claim=run.claim,
-        engine=engine,
+        engine=known if isinstance(known, Engine) else engine_of(known.before),
         model=model,
         totals=run.totals,
         source_tag=source.tag,
-        batches=None,
-        overlap=1 if run.at_once == 1 else overlap(run.served),
+        batches=None if states is None else states.batches,
+        overlap=overlapped,
         load={
             "tool": run.tool,
             "arrivals": run.arrivals,
             "rate_per_s": run.rate_per_s,
-            "at_once": run.at_once,
+            "at_once": at_once,
         },
-        latency_ms=run.latency_ms,
+        latency_ms={
+            name: ms
+            for name, ms in run.latency_ms.items()
+            if not (several and name.startswith("tpot_"))
+        },
         outcomes={"failed": run.failed or None, **run.notes},
+        settings={} if states is None else settings_of(states.before, states.prefix_hit_ratio),
+        # Anybody can have written them.
+        doubts={STATES: None if states is None else "unsigned"},
     )
-    if isinstance(known, States):
-        return _row(_proven(claimed, run, known))
-    if not claimed.overlap:
-        limit = "no limit" if run.at_once is None else str(run.at_once)
-        rule = (
-            "is a limit, not a measured batch: save the tool's detailed results, or give "
-            "--capabilities-before and --capabilities-after"
-        )
-        raise Rejection("max_concurrency", limit, rule)
-    declared = ("engine", "precision", "gpu", "gpu_count")
-    return _row(replace(claimed, model=replace(model, given=declared)))
-
-
-def _row(made: Measured) -> Row:
-    """Returns the row. Raises Rejection, also for one that no table would take."""
     try:
         row = made.row()
     except ValueError as error:
-        raise Rejection("scenario_notes", made.load["tool"], str(error)) from None
+        raise Rejection("scenario_notes", run.tool, str(error)) from None
     for fault in invalid_fields(row):
         raise Rejection(fault.name, fault.value, fault.rule)
     return row
 
 
-def _proven(claimed: Measured, run: ImportedRun, states: States) -> Measured:
-    """Returns what a row states whose label the engine's states prove. Raises Rejection."""
+def _earned(run: ImportedRun, states: States) -> Label:
+    """Returns the label, of the file or else of the engine. Raises Rejection unless the engine did
+    what that needs."""
     label = run.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(states.before.measurement_type)
-    if reasons := _objections(run, states, label):
-        raise Rejection("measurement_type", label.value, "; ".join(reasons))
-    latency_ms = run.latency_ms
-    if run.at_once is not None and states.batches.largest > run.at_once:
-        # Requests for several sequences: no file has the length of the longest, by which TPOT
-        # divides.
-        known = latency_ms.items()
-        latency_ms = {name: value for name, value in known if not name.startswith("tpot_")}
-    return replace(
-        claimed,
-        label=label,
-        batches=states.batches,
-        latency_ms=latency_ms,
-        settings=settings_of(states.before, states.prefix_hit_ratio),
-        doubts={STATES: "unsigned"},  # anybody can have written them
-    )
-
-
-def _objections(run: ImportedRun, states: States, label: Label) -> list[str]:
     seen = observed(
         label,
         states,
@@ -210,6 +198,9 @@ def _objections(run: ImportedRun, states: States, label: Label) -> list[str]:
         times=replace(run.times, window_s=run.totals.window_s),
     )
     reasons = [each.detail for each in judge(seen)]
-    if ACCEPTANCE_LENGTH in run.notes and states.before.conditions["speculative"] == "none":
+    drafts = run.notes.get(ACCEPTANCE_LENGTH) is not None
+    if drafts and states.before.conditions["speculative"] == "none":
         reasons.append("the file is of speculative decoding, which the engine does not do")
-    return reasons
+    if reasons:
+        raise Rejection("measurement_type", label.value, "; ".join(reasons))
+    return label

@@ -126,21 +126,13 @@ def run(document: object) -> ImportedRun:
         totals=figures(served) if served else _totals(result),
         stated_ms={} if served else _stated_ms(result),
         served=served,
-        notes=_notes(result, detailed=bool(served)),
+        notes={
+            "burstiness": result.burstiness if result.schedule is Arrivals.GAMMA else None,
+            "window_is": None if served else "the tool's duration",
+            ACCEPTANCE_LENGTH: result.spec_decode_acceptance_length,
+        },
         times=RunTimes(local_end_s=_local_end_s(result.date)),
     )
-
-
-def _notes(result: _Result, *, detailed: bool) -> dict[str, str | int | float]:
-    """Returns the notes that only some runs have."""
-    notes: dict[str, str | int | float] = {}
-    if result.schedule is Arrivals.GAMMA:
-        notes["burstiness"] = result.burstiness
-    if not detailed:
-        notes["window_is"] = "the tool's duration"
-    if result.spec_decode_acceptance_length is not None:
-        notes[ACCEPTANCE_LENGTH] = result.spec_decode_acceptance_length
-    return notes
 
 
 def _check_sums(result: _Result) -> None:

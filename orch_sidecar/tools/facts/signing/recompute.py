@@ -205,7 +205,7 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
     as a token without text at the end makes no event.
     """
     yield from _arrivals(run, proof)
-    seen = [_seen(call) for call in run.calls if call.served is not None]
+    seen = list(_seen(run))
     sent = [call.sent_s for call in run.calls if call.sent_s is not None]
     requests = [each.earliest for each in proof.requests]
     missing = Counter(map(_tokens, seen)) - Counter(map(_tokens, requests))
@@ -216,30 +216,22 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
         )
     if missing:
         return
-    slack_s = (
-        proof.adjusted_s
-        + thresholds.ROUNDING_S
-        + thresholds.NOTED_LATE_S
-        + thresholds.CLOCK_RATE * proof.totals.window_s
-    )
+    slack_s = proof.adjusted_s + thresholds.CLOCK_RATE * proof.totals.window_s
+    slack_s += thresholds.ROUNDING_S + thresholds.NOTED_LATE_S
     groups = [(sent, seen, requests)]
     if len(seen) == len(requests):
         # Of a failed request nobody knows which of the engine's it was: no group is whole then.
-        for here, there in zip(_by_tokens(seen), _by_tokens(requests), strict=True):
-            groups.append(([each.arrived_s for each in here], here, there))
+        pairs = zip(_by_tokens(seen), _by_tokens(requests), strict=True)
+        groups += [([each.arrived_s for each in here], here, there) for here, there in pairs]
     problems = (problem for group in groups for problem in _impossible(*group, slack_s))
     yield from islice(problems, 1)
 
 
-def _seen(call: Call) -> CompletedRequest:
-    """Returns an answer as its client saw it, from when it was due and sent."""
-    served = call.served
-    assert served is not None
-    return (
-        served
-        if call.sent_s is None
-        else replace(served, arrived_s=max(served.arrived_s, call.sent_s))
-    )
+def _seen(run: RecordedRun) -> Iterator[CompletedRequest]:
+    """Yields the answers as their client saw them, each from when it was due and sent."""
+    for call in run.calls:
+        if (served := call.served) is not None:
+            yield replace(served, arrived_s=max(served.arrived_s, call.sent_s or served.arrived_s))
 
 
 def _tokens(request: CompletedRequest) -> tuple[int, int]:
@@ -322,11 +314,9 @@ def _loop(
     `may_pause`: its machine was busy, and the row notes that.
     """
     known = [each for call in calls if (each := call.in_flight) is not None]
-    inside = [] if proof is None else [each.in_flight for each in proof.requests]
-    # An end that was noted late is no overlap.
-    inside = [
-        each._replace(end=max(each.start, each.end - thresholds.NOTED_LATE_S)) for each in inside
-    ]
+    spans = [] if proof is None else [each.in_flight for each in proof.requests]
+    late_s = thresholds.NOTED_LATE_S  # an end that was noted late is no overlap
+    inside = [Interval(start, max(start, end - late_s)) for start, end, _ in spans]
     both = (*intervals.pieces(known), *intervals.pieces(inside))
     at_once = max((piece.intervals for piece in both), default=0)
     if at_once > clients:
@@ -340,10 +330,8 @@ def _rate(kind: Arrivals, rate: float, due_s: Sequence[float]) -> Iterator[str]:
     gaps = [later - earlier for earlier, later in pairwise(due_s)]
     total, count = sum(gaps), len(gaps)
     if kind is Arrivals.CONSTANT:
-        wrong = any(
-            abs(gap - 1 / rate) > thresholds.ROUNDING_S + thresholds.CLOCK_RATE / rate
-            for gap in gaps
-        )
+        slack_s = thresholds.ROUNDING_S + thresholds.CLOCK_RATE / rate
+        wrong = any(abs(gap - 1 / rate) > slack_s for gap in gaps)
     else:
         wrong = count > 0 and _log_chance(total * rate, count) < math.log(thresholds.UNLIKELY)
     if wrong:
