@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
     sound_rows,
 )
-from orch_sidecar.tools.facts.commands.verify import beside, read_trusted, verifier_of
+from orch_sidecar.tools.facts.commands.verify import beside, read_trusted, verified_places
 from orch_sidecar.tools.facts.comparison import cost
 from orch_sidecar.tools.facts.comparison.compare import compare
 from orch_sidecar.tools.facts.comparison.report import as_page, charts_of, title_of
@@ -96,7 +96,7 @@ def _compare(options: argparse.Namespace) -> int:
             options.usage.error(f"--plot, --report: {error}")
     tables = [read(path) for path in options.files]
     rows = sound_rows(tables, "files with faults are not compared: fix them")
-    found = compare(rows, verifier_of(tables, read_trusted(options.trusted)))
+    found = compare(rows, verified_places(tables, read_trusted(options.trusted)))
     page = as_page(found)
     if options.json:
         print_json(asdict(found))

@@ -94,11 +94,11 @@ def beside(*paths: Path) -> Callable[[str], bytes | None]:
     return read_evidence
 
 
-def verifier_of(tables: Sequence[Table], trusted: TrustedKeys) -> Callable[[LocatedRow], bool]:
-    """Returns a test of whether a row of these tables is verified, by the evidence beside them."""
+def verified_places(tables: Sequence[Table], trusted: TrustedKeys) -> set[str]:
+    """Returns where the rows are that are verified, by the evidence beside their tables."""
     verdicts = verdicts_of(tables, trusted) if trusted else {}  # without keys none is
-    verified = {place for place, found in verdicts.items() if found.verdict is Verdict.VERIFIED}
-    return lambda located: (located.record.file, located.record.line) in verified
+    verified = Verdict.VERIFIED
+    return {f"{file}:{line}" for (file, line), each in verdicts.items() if each.verdict is verified}
 
 
 def _verify(options: argparse.Namespace) -> int:

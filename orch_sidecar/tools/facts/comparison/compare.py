@@ -12,17 +12,14 @@ the column `batch` has rounded: an open loop's largest batch is several times it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.tables.check import LocatedRow
-from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE, time_note
+from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes, run_of
-
-# Whether the evidence that a row names was verified, and is evidence of this row.
-Verifier = Callable[[LocatedRow], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +127,19 @@ class _Fact:
         return condition.number_note(self.notes, BATCH_MEAN) or self.batch
 
 
-def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Comparison:
+def compare(rows: Sequence[LocatedRow], verified: Collection[str] = ()) -> Comparison:
     """Groups rows into comparable sets, in the order of their first rows.
 
-    Without a verifier no evidence is verified. Of a row that is repeated, and of the rows that
-    `orch bench` and the traces make of one run, one is counted: one with verified evidence first.
+    `verified`: the places of the rows whose evidence was verified. Of a row that is repeated, and
+    of the rows that `orch bench` and the traces make of one run, one is counted: one with verified
+    evidence first.
     """
     kept, left_out = _confirmed(rows)
     facts = []
     for located in kept:
         notes = parse_notes(located.row.scenario_notes)
-        verified = verifier is not None and EVIDENCE in notes and verifier(located)
-        facts.append(_Fact(located, notes, condition.remarks_of(notes, verified)))
+        remarks = condition.remarks_of(notes, located.place in verified)
+        facts.append(_Fact(located, notes, remarks))
     inputs = condition.bands(each.row.input_tokens for each in kept)
     outputs = condition.bands(each.row.output_tokens for each in kept)
     found: dict[tuple[str, ...], list[_Fact]] = {}

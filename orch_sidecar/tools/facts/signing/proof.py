@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -168,10 +168,13 @@ class Proof:
 def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
     """Returns what the engine stated. Raises ValueError where that does not hold."""
     public = from_base64("public_key", signed.public_key)
-    before = _statement("the statement before", signed.before, public)
-    after = _statement("the statement after", signed.after, public)
+    kind = STATEMENT_TYPE
+    before = _verified("the statement before", signed.before, kind, public, Statement)
+    after = _verified("the statement after", signed.after, kind, public, Statement)
     signer = _signer(signed, public, (before, after), trusted)
     for which, each in (("before", before), ("after", after)):
+        if each.key_id != key_id(public) or each.snapshot.epoch != each.epoch:
+            raise ValueError(f"the statement {which} names another key or epoch than its own")
         if (each.run, each.nonce) != (signed.run, signed.nonce):
             raise ValueError(f"the statement {which} is of another run, or has another nonce")
     _check_chain(before, after, signed.between)
@@ -200,13 +203,6 @@ def _verified(
         raise ValueError(f"{what}: its type must be {kind}")
     stated["digest"] = statement_digest(parsed.payload)
     return parsed_as(content, stated, f"{what} lacks what evidence needs: ")
-
-
-def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
-    found = _verified(what, envelope, STATEMENT_TYPE, public, Statement)
-    if found.key_id != key_id(public) or found.snapshot.epoch != found.epoch:
-        raise ValueError(f"{what} names another key or epoch than its own")
-    return found
 
 
 def _signer(
@@ -243,10 +239,8 @@ def _check_chain(before: Statement, after: Statement, between: Sequence[str]) ->
             f"statement {after.sequence} does not follow statement {before.sequence} with "
             f"{len(between)} between them"
         )
-    head = next_head(before.previous, before.digest)
-    for each in between:
-        head = next_head(head, _hash(each))
-    if head != after.previous:
+    own = next_head(before.previous, before.digest)
+    if reduce(next_head, map(_hash, between), own) != after.previous:
         raise ValueError("the chain of statements is broken: the second does not follow the first")
 
 
@@ -258,16 +252,13 @@ def _leaves(before: Statement, after: Statement, lines: Sequence[str]) -> tuple[
         )
     if not lines:
         raise ValueError("no sequence finished between the statements")
-    head = before.finished_head
-    found = []
-    for number, line in enumerate(lines, before.finished + 1):
-        head = next_head(head, line.encode())
-        found.append(parse_leaf(line))
-        if found[-1].number != number:
-            raise ValueError(f"the finished sequence {found[-1].number} must be number {number}")
-    if head != after.finished_head:
+    found = tuple(map(parse_leaf, lines))
+    for number, leaf in enumerate(found, before.finished + 1):
+        if leaf.number != number:
+            raise ValueError(f"the finished sequence {leaf.number} must be number {number}")
+    if reduce(next_head, map(str.encode, lines), before.finished_head) != after.finished_head:
         raise ValueError("the chain of finished sequences is broken: one was changed or left out")
-    return tuple(found)
+    return found
 
 
 def _check_clocks(proof: Proof) -> None:

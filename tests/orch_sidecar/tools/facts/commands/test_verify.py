@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
+from orch_sidecar.tools.facts.commands.verify import read_trusted, verified_places
 from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of, parse_evidence
 from orch_sidecar.tools.facts.signing.trusted import entry_of
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import valid_rows
 from tests.orch_sidecar.tools.facts.signing.signed import (
     BEGIN_S,
     CLIENTS,
@@ -177,8 +176,7 @@ def test_comparison_keeps_verified_rows_apart(
     facts.with_name(f"{digest(content)}.json").write_bytes(content)
     files.append(facts, [row])
     table, trusted = files.read(facts), facts.with_name("trusted.yaml")
-    verifier = verifier_of([table], read_trusted(trusted))
-    assert [verifier(located) for located in valid_rows(table)] == [True, False]
+    assert verified_places([table], read_trusted(trusted)) == {f"{facts}:2"}
     cli.main(["facts", "compare", str(facts), "--json"])
     assert len(remarks(capsys)) == 1
     cli.main(["facts", "compare", str(facts), "--json", "--trusted", str(trusted)])
