@@ -1,26 +1,20 @@
-"""`orch facts check`, `merge` and `publish`: checks tables, makes one of several, describes it."""
+"""`orch facts check` and `merge`: checks tables, and makes one of several."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
-    sound_rows,
 )
-from orch_sidecar.tools.facts.commands.verify import beside
-from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
 from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.notes import ENGINE
-from orch_sidecar.tools.facts.tables.publish import data_package_of, named_evidence
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from orch_sidecar.tools.facts.tables.table import Table
 
@@ -38,20 +32,12 @@ are these columns and notes:
   {" ".join(MEASUREMENT)}
   {" ".join(ENGINE)}"""
 
-_PUBLISH: Final = """Describes a table of facts for others, as a package of Frictionless Data.
-
-It is datapackage.json beside the table: its columns, and the evidence that rows name as further
-resources, each with its size and SHA-256. The table must be without faults, and its evidence beside
-it."""
-
 
 def add_commands(commands: Commands) -> None:
-    """Adds `check`, `merge` and `publish`."""
+    """Adds `check` and `merge`."""
     add_command(commands, "check", _check, _CHECK, files="tables of facts")
     add = add_command(commands, "merge", _merge, _MERGE, files="tables of facts").add_argument
     add("-o", "--output", type=Path, metavar="OUT", required=True, help="the file to write")
-    add = add_command(commands, "publish", _publish, _PUBLISH).add_argument
-    add("file", type=Path, metavar="FILE", help="a table of facts")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -76,24 +62,6 @@ def _merge(options: argparse.Namespace) -> int:
     repeated = sum(len(table.rows) for table in tables) - len(merged.rows)
     omitted = f" ({repeated} repeated omitted)" if repeated else ""
     print(f"{options.output}: {counted(len(merged.rows), 'row')}{omitted}")
-    return 0
-
-
-def _publish(options: argparse.Namespace) -> int:
-    path: Path = options.file
-    rows = sound_rows([read(path)], f"{path} has faults and is not published")
-    read_evidence = beside(path)
-    evidence: dict[str, bytes] = {}
-    for name in named_evidence(located.row for located in rows):
-        content = read_evidence(name)
-        if content is None or digest(content) != name:
-            lacks = "is not beside it" if content is None else "was changed: its SHA-256 is another"
-            raise Unavailable(f"{path} is not published: its evidence {name}{SUFFIX} {lacks}")
-        evidence[f"{name}{SUFFIX}"] = content
-    package = path.with_name("datapackage.json")
-    document = data_package_of(path.name, path.read_bytes(), evidence)
-    write(package, json.dumps(document, indent=2) + "\n")
-    print(package)
     return 0
 
 

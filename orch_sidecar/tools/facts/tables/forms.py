@@ -1,6 +1,6 @@
 """The forms of values: text, numbers and their rounding, choices; characters that no cell may have.
 
-Pure. A form is data: `check` judges by it, and the published description of a table states it.
+Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -47,43 +47,37 @@ _ARITHMETIC: Final = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a value must be: the whole text matches `pattern`, and a number lies from `least` to
-    `most`, and above `above`. `base`: its type: `string`, `integer` or `number`.
-    `values`: the only ones, where there are few. `rule`: all of that in words."""
+    """What a value must be: the whole text matches `pattern`, and if it is a number, it `holds`.
+    `rule`: all of that in words."""
 
     rule: str
     pattern: str
-    base: str = "string"
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-    values: tuple[str, ...] = ()
+    holds: Callable[[float], bool] | None = None
 
     def violated_rule(self, value: str) -> str | None:
         """Returns the rule if a value violates it, else None."""
         valid = re.fullmatch(self.pattern, value) is not None
-        if valid and self.base != "string":
-            number = float(value)
-            valid = self.least <= number <= self.most and self.above < number < math.inf
+        if valid and self.holds is not None:
+            valid = math.isfinite(float(value)) and self.holds(float(value))
         return None if valid else self.rule
 
 
 def whole(least: int) -> Form:
     """Returns the form of a count."""
     rule = f"must be a whole number in plain digits, at least {least}"
-    return Form(rule, _WHOLE, "integer", least=least)
+    return Form(rule, _WHOLE, lambda value: value >= least)
 
 
 def number(unit: str, least: float, most: float = math.inf) -> Form:
     """Returns the form of a number between two others, both included."""
     limits = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
-    return Form(f"must be a number {unit}{limits}", _FLOAT, "number", least=least, most=most)
+    return Form(f"must be a number {unit}{limits}", _FLOAT, lambda value: least <= value <= most)
 
 
 def one_of(*values: str) -> Form:
     """Returns the form of a choice."""
     rule = f"must be {values[0]}" if len(values) == 1 else f"must be one of {', '.join(values)}"
-    return Form(rule, "|".join(map(re.escape, values)), values=values)
+    return Form(rule, "|".join(map(re.escape, values)))
 
 
 def matches(pattern: str, what: str) -> Form:
@@ -91,7 +85,7 @@ def matches(pattern: str, what: str) -> Form:
     return Form(f"must be {what}", pattern)
 
 
-ABOVE_0: Final = Form("must be a number above 0", _FLOAT, "number", above=0)
+ABOVE_0: Final = Form("must be a number above 0", _FLOAT, lambda value: value > 0)
 TEXT: Final = Form(
     "must be one line that is not empty, and must not begin or end with white space",
     r"\S([^\n\r]*\S)?",
@@ -99,8 +93,7 @@ TEXT: Final = Form(
 THROUGHPUT: Final = Form(
     "must be tokens per second, a decimal number above 0 such as 92.72",
     _DECIMAL,
-    "number",
-    above=0,
+    lambda value: value > 0,
 )
 
 

@@ -38,74 +38,38 @@ class Label(StrEnum):
 
 # Every row's notes begin with these, in this order.
 REQUIRED_NOTES: Final = ("input_tokens", "output_tokens", "batching")
-_NOTES: Final = r"\s*" + r"=[^;]*;\s*".join(REQUIRED_NOTES) + r"=[^;]*(;\s*[a-z][a-z0-9_]*=[^;]*)*"
-
-
-class Column(NamedTuple):
-    """What a column has: the form of its values, and what they mean. `identifies`: whether it says
-    what was measured, and not what came of it."""
-
-    form: Form
-    meaning: str
-    identifies: bool = True
-
-
-_THROUGHPUT: Final = Column(
-    THROUGHPUT,
-    "Generated tokens of all requests over the window, per second; prompts are not counted.",
-    identifies=False,
-)
-_BATCH: Final = Column(
-    whole(1),
-    "Mean number of sequences per decode step of the window (the note batch_mean), rounded, at "
-    "least 1. In rows to_be_confirmed the largest number of answers that overlapped, in rows of "
-    "other sources what these state.",
-)
-_SCENARIO_NOTES: Final = Column(
-    matches(_NOTES, f"notes that begin with {', '.join(REQUIRED_NOTES)}, in this order"),
-    "name=value; name=value: lengths and batching, load, latencies, settings of the engine, and "
-    "what limits the trust in the figure.",
-    identifies=False,
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One fact: its fields are the columns, in their order."""
+    """One fact: its fields are the columns, in their order, each with the form of its values."""
 
-    model_id: Annotated[str, Column(TEXT, "Id of the model, as its engine serves or loaded it.")]
-    model_name: Annotated[str, Column(TEXT, "Name of the model, for display.", identifies=False)]
-    engine: Annotated[str, Column(TEXT, "Name and version of the engine: vLLM 0.32.0.")]
-    precision: Annotated[
-        str, Column(TEXT, "Type of the weights: BF16; of a quantized model its method.")
-    ]
-    gpu: Annotated[str, Column(TEXT, "Accelerator; without one CPU (<model of the processor>).")]
-    gpu_count: Annotated[
-        int, Column(whole(0), "Accelerators that one copy of the model is spread over.")
-    ]
-    batch: Annotated[int, _BATCH]
-    input_tokens: Annotated[int, Column(whole(0), "Prompt tokens per request; a mean is rounded.")]
-    output_tokens: Annotated[
-        int, Column(whole(1), "Generated tokens per request; a mean is rounded.")
-    ]
-    throughput_tokens_per_sec: Annotated[float, _THROUGHPUT]
-    measurement_type: Annotated[
-        Label, Column(one_of(*Label), "How the engine was batching: the label.")
-    ]
-    scenario_notes: Annotated[str, _SCENARIO_NOTES]
-    source_tag: Annotated[str, Column(TEXT, "Run or file that the figure comes from.")]
+    model_id: Annotated[str, TEXT]
+    model_name: Annotated[str, TEXT]
+    engine: Annotated[str, TEXT]
+    precision: Annotated[str, TEXT]
+    gpu: Annotated[str, TEXT]
+    gpu_count: Annotated[int, whole(0)]
+    batch: Annotated[int, whole(1)]
+    input_tokens: Annotated[int, whole(0)]
+    output_tokens: Annotated[int, whole(1)]
+    throughput_tokens_per_sec: Annotated[float, THROUGHPUT]
+    measurement_type: Annotated[Label, one_of(*Label)]
+    scenario_notes: Annotated[str, TEXT]
+    source_tag: Annotated[str, TEXT]
 
 
 _ANNOTATIONS: Final = get_type_hints(Row, include_extras=True)
 TYPES: Final = {name: each.__origin__ for name, each in _ANNOTATIONS.items()}
-TABLE: Final[Mapping[str, Column]] = {
+_FORMS: Final[Mapping[str, Form]] = {
     name: each.__metadata__[0] for name, each in _ANNOTATIONS.items()
 }
-COLUMNS: Final = tuple(TABLE)
+COLUMNS: Final = tuple(_FORMS)
 
 # The columns that identify a measurement, and with them the notes about the engine's configuration
 # (`notes.ENGINE`); the others contain its result.
-MEASUREMENT: Final = tuple(name for name, column in TABLE.items() if column.identifies)
+_RESULT: Final = ("model_name", "throughput_tokens_per_sec", "scenario_notes")
+MEASUREMENT: Final = tuple(name for name in COLUMNS if name not in _RESULT)
 
 
 class Meaning(NamedTuple):
@@ -201,11 +165,11 @@ def parse_notes(text: str) -> dict[str, str]:
 
 def violated_rule(column: str, value: str) -> str | None:
     """Returns the rule that a field violates by itself, None for a valid field."""
-    form = TABLE[column].form
+    form = _FORMS[column]
     if (rule := invisible_rule(value)) is not None:
         return rule
     rule = _notes_rule(value) if column == "scenario_notes" else form.violated_rule(value)
-    return rule or (formula_rule(value) if form.base == "string" else None)
+    return rule or (formula_rule(value) if form.holds is None else None)
 
 
 def _notes_rule(value: str) -> str | None:
@@ -215,13 +179,11 @@ def _notes_rule(value: str) -> str | None:
         notes = parse_notes(value)
     except ValueError as error:
         return f"must be notes such as input_tokens=512; output_tokens=64; batching=on: {error}"
-    stated = (
-        (name, text, _NOTE_FORMS[name]) for name, text in notes.items() if name in _NOTE_FORMS
-    )
-    broken = (
-        f"{name}={text} {form.rule}" for name, text, form in stated if form.violated_rule(text)
-    )
-    return TABLE["scenario_notes"].form.violated_rule(value) or next(broken, None)
+    if tuple(notes)[: len(REQUIRED_NOTES)] != REQUIRED_NOTES:
+        return f"must be notes that begin with {', '.join(REQUIRED_NOTES)}, in this order"
+    stated = ((name, text, _NOTE_FORMS.get(name)) for name, text in notes.items())
+    broken = ((name, text, form and form.violated_rule(text)) for name, text, form in stated)
+    return next((f"{name}={text} {rule}" for name, text, rule in broken if rule), None)
 
 
 BENCH: Final = "orch-bench:"

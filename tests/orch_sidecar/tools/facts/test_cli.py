@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -106,32 +105,6 @@ class TestMerge:
         assert "none.csv: No such file" in err
 
 
-class TestPublish:
-    def test_table_is_described_with_its_evidence(self, run: Run, tmp_path: Path) -> None:
-        table, digest = tmp_path / "tps_model_gpu.csv", hashlib.sha256(b"{}").hexdigest()
-        append(table, [fact(notes={"evidence": f"sha256:{digest}"}), fact(source_tag="b")])
-        package = tmp_path / "datapackage.json"
-        code, _, err = run("publish", table)
-        assert (code, err) == (
-            1,
-            f"orch facts: {table} is not published: its evidence {digest}.json is not beside it\n",
-        )
-        (tmp_path / f"{digest}.json").write_bytes(b"[]")
-        code, _, err = run("publish", table)
-        assert (code, "was changed: its SHA-256 is another" in err) == (1, True)
-        assert not package.exists()
-        (tmp_path / f"{digest}.json").write_bytes(b"{}")
-        assert run("publish", table) == (0, f"{package}\n", "")
-        resources = json.loads(package.read_text())["resources"]
-        assert [each["path"] for each in resources] == ["tps_model_gpu.csv", f"{digest}.json"]
-
-    def test_table_with_faults_is_not_published(self, run: Run, legacy: Path) -> None:
-        code, out, err = run("publish", legacy)
-        assert (code, out) == (1, "")
-        assert f"{legacy}:10:8: " in err
-        assert not legacy.with_name("datapackage.json").exists()
-
-
 class TestCompare:
     def test_prints_a_table_for_each_set(self, run: Run, valid: Path) -> None:
         code, out, err = run("compare", valid)
@@ -203,7 +176,6 @@ class TestCompare:
         ["check"],
         ["check", "--fast", "a.csv"],
         ["merge", "a.csv"],
-        ["publish"],
     ],
 )
 def test_bad_usage_exits_with_2(run: Run, words: list[str]) -> None:
