@@ -179,7 +179,9 @@ class RandomLog:
             self.abort(self.core.reclaim.take())
 
     def end(self) -> None:
-        for _ in range(min(len(self.running), self.chance.choice((1, 1, 2, 4)))):
+        for _ in range(self.chance.choice((1, 1, 2, 4))):
+            if not self.running:  # an end may have others cut
+                return
             lease = self.chance.choice(list(self.running))
             del self.running[lease]
             how, tokens = self.chance.random(), self.chance.choice((None, 1, 77, 300))
