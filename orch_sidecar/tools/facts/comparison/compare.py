@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from statistics import fmean, median
+from string import ascii_uppercase
 
 from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.tables.check import LocatedRow
@@ -75,10 +77,11 @@ class Point:
 class Way:
     """The rows of a set with one label, one kind of arrivals, and one set-up of the scheduler.
 
-    `name`: the label, with the arrivals unless the label implies them, and with the set-up where
-    the set has several. `points`: by batch, smallest first.
+    `letter`: its own in the comparison. `name`: the label, with the arrivals unless the label
+    implies them, and with the set-up where the set has several. `points`: by batch, smallest first.
     """
 
+    letter: str
     name: str
     measurement_type: Label
     arrivals: condition.Loop
@@ -134,41 +137,31 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[str] = ()) -> Compa
     of the rows that `orch bench` and the traces make of one run, one is counted: one with verified
     evidence first.
     """
-    kept, left_out = _confirmed(rows)
-    facts = []
-    for located in kept:
-        notes = parse_notes(located.row.scenario_notes)
-        remarks = condition.remarks_of(notes, located.place in verified)
-        facts.append(_Fact(located, notes, remarks))
-    inputs = condition.bands(each.row.input_tokens for each in kept)
-    outputs = condition.bands(each.row.output_tokens for each in kept)
-    found: dict[tuple[str, ...], list[_Fact]] = {}
-    for fact in facts:
-        conditions = condition.conditions_of(fact.located.row, inputs, outputs)
-        found.setdefault(tuple(conditions.values()), []).append(fact)
-    sets = []
-    for values, members in found.items():
-        once, repeated = _once(members)
-        left_out += repeated
-        shared = dict(zip(condition.DIFFERENCES, values, strict=True))
-        sets.append(ComparableSet(shared, _ways(once)))
-    return Comparison(tuple(sets), tuple(left_out))
-
-
-def _confirmed(rows: Sequence[LocatedRow]) -> tuple[list[LocatedRow], list[ExcludedRow]]:
-    """Returns the rows whose batching is known, each once, and why the others are left out."""
-    kept, left_out = [], []
+    facts, left_out = [], []
     places: dict[Row, str] = {}
     for located in rows:
         first = places.setdefault(located.row, located.place)
         if first != located.place:
             left_out.append(ExcludedRow(located.place, f"repeats {first}, which is counted once"))
         elif located.row.measurement_type is Label.TO_BE_CONFIRMED:
-            why = f"{Label.TO_BE_CONFIRMED}: it is unknown how the engine was batching"
-            left_out.append(ExcludedRow(located.place, why))
+            left_out.append(ExcludedRow(located.place, condition.UNCONFIRMED))
         else:
-            kept.append(located)
-    return kept, left_out
+            notes = parse_notes(located.row.scenario_notes)
+            remarks = condition.remarks_of(notes, located.place in verified)
+            facts.append(_Fact(located, notes, remarks))
+    inputs = condition.bands(each.located.row.input_tokens for each in facts)
+    outputs = condition.bands(each.located.row.output_tokens for each in facts)
+    found: dict[tuple[str, ...], list[_Fact]] = {}
+    for fact in facts:
+        conditions = condition.conditions_of(fact.located.row, inputs, outputs)
+        found.setdefault(tuple(conditions.values()), []).append(fact)
+    sets, letters = [], chain(ascii_uppercase, map(str, count(len(ascii_uppercase) + 1)))
+    for values, members in found.items():
+        once, repeated = _once(members)
+        left_out += repeated
+        shared = dict(zip(condition.DIFFERENCES, values, strict=True))
+        sets.append(ComparableSet(shared, _ways(once, letters)))
+    return Comparison(tuple(sets), tuple(left_out))
 
 
 def _once(facts: Sequence[_Fact]) -> tuple[list[_Fact], list[ExcludedRow]]:
@@ -188,17 +181,17 @@ def _once(facts: Sequence[_Fact]) -> tuple[list[_Fact], list[ExcludedRow]]:
     return [each for each in facts if each.located.place in places], left_out
 
 
-def _ways(facts: Sequence[_Fact]) -> tuple[Way, ...]:
+def _ways(facts: Sequence[_Fact], letters: Iterator[str]) -> tuple[Way, ...]:
     """Returns the ways in the order of the labels, related to a single stream if there is one."""
     found: dict[tuple[Label, condition.Loop, str], list[_Fact]] = {}
     for fact in facts:
         label = fact.located.row.measurement_type
         loop, scheduling = condition.loop_of(label, fact.notes), condition.scheduling_of(fact.notes)
         found.setdefault((label, loop, scheduling), []).append(fact)
-    count = Counter((label, loop) for label, loop, _ in found)
+    setups = Counter((label, loop) for label, loop, _ in found)
     order = [*Label, *condition.Loop]
     ways = [
-        Way(_name(way, several=count[way[:2]] > 1), *way, _points(found[way]))
+        Way(next(letters), _name(way, several=setups[way[:2]] > 1), *way, _points(found[way]))
         for way in sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1])))
     ]
     # It is the first one: labels are in this order.

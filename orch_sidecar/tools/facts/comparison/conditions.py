@@ -131,6 +131,8 @@ def remarks_of(notes: Mapping[str, str], verified: bool) -> tuple[str, ...]:
     return tuple(text for text, holds in found.items() if holds)
 
 
+# Why a row is in no set, and has no price.
+UNCONFIRMED: Final = f"{Label.TO_BE_CONFIRMED}: it is unknown how the engine was batching"
 CUT: Final = "requests cut off"
 CLIENT_LIMITED: Final = "the client may be the bottleneck"
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text
 from orch_sidecar.tools.facts.comparison.compare import ExcludedRow
-from orch_sidecar.tools.facts.comparison.conditions import number_note, remarks_of
+from orch_sidecar.tools.facts.comparison.conditions import UNCONFIRMED, number_note, remarks_of
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_row
 from orch_sidecar.tools.facts.tables import notes as names
@@ -99,7 +99,7 @@ def priced(
 def _lacks(label: Label, notes: Mapping[str, str]) -> str:
     """Returns what a row lacks to be priced; empty for one that lacks nothing."""
     if label is Label.TO_BE_CONFIRMED:
-        return f"{label}: it is unknown how the engine was batching"
+        return UNCONFIRMED
     if label is not Label.BATCHED_ONLINE:
         return ""
     needed = {

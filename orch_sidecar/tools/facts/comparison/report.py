@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, count
-from string import ascii_uppercase
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text
-from orch_sidecar.tools.facts.comparison.compare import (
-    ComparableSet,
-    Comparison,
-    Point,
-    Way,
-)
+from orch_sidecar.tools.facts.comparison.compare import Comparison, Point, Way
 from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, describe, varied
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -31,10 +24,10 @@ def as_page(comparison: Comparison) -> Page:
     sets = comparison.sets
     page = Page(title_of(comparison))
     contrasts = varied([each.conditions for each in sets], known=True)
-    for of_set, ways in _lettered(comparison):
+    for of_set in sets:
         alone = len(sets) == 1  # the title of the page has all of its conditions
         page.section(_WAYS if alone else describe(of_set.conditions, always=contrasts))
-        _table(page, ways)
+        _table(page, of_set.ways)
     if sets:
         page.text(
             "Speed-up and efficiency are relative to the smallest batch of the same way of "
@@ -91,24 +84,17 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     return [by_size(*chart, linear=False) for chart in charts if chart[-1]]
 
 
-def _lettered(comparison: Comparison) -> Iterator[tuple[ComparableSet, dict[str, Way]]]:
-    """Yields each set with its ways by their letters, which go on from set to set."""
-    letters = chain(ascii_uppercase, map(str, count(len(ascii_uppercase) + 1)))
-    for of_set in comparison.sets:
-        yield of_set, {letter: way for way, letter in zip(of_set.ways, letters, strict=False)}
-
-
 def _named(comparison: Comparison) -> Iterator[tuple[str, Way, Style]]:
     """Yields each way of each set with what distinguishes it, and its look."""
     sets = [each.conditions for each in comparison.sets]
     shared = [name for name in DIFFERENCES if name not in varied(sets)]
     contrasts = varied(sets, known=True)
-    for number, (of_set, ways) in enumerate(_lettered(comparison)):
+    for number, of_set in enumerate(comparison.sets):
         subject = describe(of_set.conditions, without=shared, always=contrasts)
-        for letter, way in ways.items():
+        for way in of_set.ways:
             name = ", ".join(filter(None, (subject, way.name)))
             line = _LINES[way.measurement_type]
-            yield name, way, Style(line, f"${letter}$", number % _SET_COLORS)
+            yield name, way, Style(line, f"${way.letter}$", number % _SET_COLORS)
 
 
 def _text(value: float | None) -> str:
@@ -119,30 +105,30 @@ def _end(point: Point, value: float) -> str:
     return NONE if point.rows == 1 else _text(value)
 
 
-# The columns of a set's table: the head, and the text of a point of a way with its letter.
-_COLUMNS: Final[tuple[tuple[str, Callable[[str, Way, Point], str]], ...]] = (
-    ("", lambda letter, way, point: letter),
-    ("batching", lambda letter, way, point: way.name),
-    ("batch", lambda letter, way, point: f"{point.batch_mean:.2f}".rstrip("0").rstrip(".")),
-    ("peak", lambda letter, way, point: str(point.batch_max or NONE)),
-    ("rows", lambda letter, way, point: str(point.rows)),
-    ("tokens/s", lambda letter, way, point: _text(point.tokens_per_s.median)),
-    ("min", lambda letter, way, point: _end(point, point.tokens_per_s.least)),
-    ("max", lambda letter, way, point: _end(point, point.tokens_per_s.most)),
-    ("per sequence", lambda letter, way, point: _text(point.tokens_per_s_per_sequence)),
-    ("speed-up", lambda letter, way, point: _text(point.speedup)),
-    ("efficiency", lambda letter, way, point: _text(point.efficiency)),
-    ("x single", lambda letter, way, point: _text(point.over_single)),
-    ("TTFT p50 ms", lambda letter, way, point: number_text(point.ttft_p50_ms)),
-    ("p95 ms", lambda letter, way, point: number_text(point.ttft_p95_ms)),
-    ("remarks", lambda letter, way, point: ", ".join(point.remarks)),
+# The columns of a set's table: the head, and the text of a point of a way.
+_COLUMNS: Final[tuple[tuple[str, Callable[[Way, Point], str]], ...]] = (
+    ("", lambda way, point: way.letter),
+    ("batching", lambda way, point: way.name),
+    ("batch", lambda way, point: f"{point.batch_mean:.2f}".rstrip("0").rstrip(".")),
+    ("peak", lambda way, point: str(point.batch_max or NONE)),
+    ("rows", lambda way, point: str(point.rows)),
+    ("tokens/s", lambda way, point: _text(point.tokens_per_s.median)),
+    ("min", lambda way, point: _end(point, point.tokens_per_s.least)),
+    ("max", lambda way, point: _end(point, point.tokens_per_s.most)),
+    ("per sequence", lambda way, point: _text(point.tokens_per_s_per_sequence)),
+    ("speed-up", lambda way, point: _text(point.speedup)),
+    ("efficiency", lambda way, point: _text(point.efficiency)),
+    ("x single", lambda way, point: _text(point.over_single)),
+    ("TTFT p50 ms", lambda way, point: number_text(point.ttft_p50_ms)),
+    ("p95 ms", lambda way, point: number_text(point.ttft_p95_ms)),
+    ("remarks", lambda way, point: ", ".join(point.remarks)),
 )
 _TEXTS: Final = 2
 
 
-def _table(page: Page, ways: Mapping[str, Way]) -> None:
+def _table(page: Page, ways: Iterable[Way]) -> None:
     """Appends the points of a set, with the columns that any of them has."""
-    points = [(letter, way, point) for letter, way in ways.items() for point in way.points]
+    points = [(way, point) for way in ways for point in way.points]
     columns = [[head, *(cell(*each) for each in points)] for head, cell in _COLUMNS]
     used = [each for each in columns if any(text not in (NONE, "") for text in each[1:])]
     head, *rows = zip(*used, strict=True)
