@@ -19,6 +19,8 @@ from vllm_plugin.contracts.profile import ServiceClass
 
 # A change of traffic is followed within this many responses.
 MAX_SAMPLES: Final = 128
+# Of more, sorting all takes less time than inserting each.
+_MAX_INSERTED: Final = 8
 _NO_LIMIT: Final = -1
 # An output longer than all samples is expected to continue for a quarter of its length: long
 # outputs have long tails.
@@ -31,6 +33,9 @@ class _LengthSample:
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
+        # What `_sorted` lacks: so many of the last ones, and the removal of these.
+        self._unsorted = 0
+        self._dropped: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._sums: list[float] = []  # of the sorted lengths, from the longest on
         self._sum = 0.0
         self.mean = 0.0  # kept, because it is read more often than it changes
@@ -38,16 +43,17 @@ class _LengthSample:
     def learn(self, length: float) -> None:
         self._recent.append(length)
         self._sum += length
-        insort(self._sorted, length)
+        self._unsorted += 1
         if len(self._recent) > MAX_SAMPLES:
             oldest = self._recent.popleft()
             self._sum -= oldest
-            del self._sorted[bisect_right(self._sorted, oldest) - 1]
-        self._sums = []
+            self._dropped.append(oldest)
         self.mean = self._sum / len(self._recent)
 
     def mean_beyond(self, produced: float) -> float:
         """Returns the mean of the lengths beyond `produced`."""
+        if self._unsorted:
+            self._sort()
         first = bisect_right(self._sorted, produced)
         longer = len(self._sorted) - first
         if not longer:
@@ -55,6 +61,19 @@ class _LengthSample:
         if not self._sums:
             self._sums = list(accumulate(reversed(self._sorted)))
         return self._sums[longer - 1] / longer
+
+    def _sort(self) -> None:
+        """Sorts what was learned since the last time. Only predictions for a queue need that."""
+        if self._unsorted > _MAX_INSERTED:
+            self._sorted = sorted(self._recent)
+        else:
+            for length in self._dropped:
+                del self._sorted[bisect_right(self._sorted, length) - 1]
+            for at in range(-self._unsorted, 0):
+                insort(self._sorted, self._recent[at])
+        self._unsorted = 0
+        self._dropped.clear()
+        self._sums = []
 
 
 class OutputLengths:

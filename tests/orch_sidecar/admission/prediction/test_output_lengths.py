@@ -112,3 +112,21 @@ def test_what_is_left_is_the_mean_residual_life_of_the_recent_answers(
     left = lengths.remaining(BULK, None, produced)
     assert left is not None
     assert abs(left - max(1.0, expected)) < 1e-6
+
+
+@given(
+    samples=st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=400),
+    produced=st.floats(0.0, 25.0),
+)
+def test_what_was_asked_before_changes_no_prediction(
+    samples: list[tuple[int, bool]], produced: float
+) -> None:
+    asked, recent = OutputLengths(), [float(tokens) for tokens, _ in samples][-MAX_SAMPLES:]
+    for tokens, asks in samples:
+        asked.learn(INTERACTIVE, None, tokens)
+        if asks:
+            asked.remaining(INTERACTIVE, None, produced)
+    alone = learned(*recent)
+    assert asked.remaining(INTERACTIVE, None, produced) == alone.remaining(
+        INTERACTIVE, None, produced
+    )
