@@ -99,11 +99,12 @@ class Endpoint:
         `ctx_max`: tokens of the longest prompt, None if unknown. `coalesce`: computes the
         coalescing key, too. `outlined`: `body` is an outline, which lacks what the key needs.
         """
-        assert self.generation is not None
+        generation = self.generation
+        assert generation is not None
         assert not (coalesce and outlined)
         try:
             document = json_body.parse(body, max_depth, outlined=outlined)
-            request = self.generation(document, ctx_max)
+            request = generation(document, ctx_max)
         except InvalidBody as invalid:
             return invalid.refusal
         # Most requests have neither: they are sampled at random.

@@ -18,17 +18,24 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orch_sidecar.api.json_body import Document, InvalidBody, kind_of, well_formed
+from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
+from vllm_plugin.contracts.profile import INTERACTIVE, ServiceClass
 
 
 @dataclass(slots=True)
 class GenerationRequest:
-    """What a request asks of the engine. `cost` is in sequences.
+    """What a request asks of an engine, before a pool is chosen for it. `cost` is in sequences.
 
+    Of its body:
     `prompt_tokens`: of all prompts together, where all are token ids and none is truncated.
     `service_tier`, `priority`: as given. `cache_salt`: as given, empty for null, None without one.
     `coalescing_key`: equal for requests that one generation can answer; None if this one cannot be
     coalesced, or if no key was requested. `joint`: so many sequences fewer where the model reads
     the two texts of a pair together. `refers`: to something that an engine may have stored.
+    Of its client: `options`, `service_class`, `body_bytes`. `key`: the digest of its API key, empty
+    without one; `weight`: of that key. `cache_owner`: equal for clients that share the engines'
+    prefix cache; empty without keys. `prefixes`: of its prompt, if pools are chosen by them.
+    `is_later_part`: it is a part of a request, and not its first.
     """
 
     cost: int
@@ -42,6 +49,14 @@ class GenerationRequest:
     coalescing_key: bytes | None = None
     joint: int = 0
     refers: bool = False
+    options: RequestOptions = NO_OPTIONS
+    service_class: ServiceClass = INTERACTIVE
+    body_bytes: int = 0
+    key: bytes = b""
+    weight: float = 1.0
+    cache_owner: bytes = b""
+    prefixes: tuple[int, ...] = ()
+    is_later_part: bool = False
 
 
 # Looked at only where one of them is there at all.

@@ -13,6 +13,7 @@ import logging
 from dataclasses import replace
 from typing import Final
 
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import INTERNAL_ERROR, Reason, Refusal
 from orch_sidecar.coalescing.shared_generation import (
     GenerationKey,
@@ -22,7 +23,6 @@ from orch_sidecar.coalescing.shared_generation import (
 )
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.queue_events import Watchers
@@ -108,7 +108,7 @@ class Coalesce:
         away = self._pools.draining if name is None else self._pools[name].unavailable is not None
         return None if away else shared
 
-    def _excluded(self, call: GenerationCall, record: RequestRecord) -> frozenset[str] | None:
+    def _excluded(self, call: GenerationRequest, record: RequestRecord) -> frozenset[str] | None:
         """Returns the pools that do not coalesce. None: the request goes to one of these."""
         if self._pools.one is not None:
             return _NO_POOL
@@ -120,7 +120,11 @@ class Coalesce:
         return excluded
 
     def _start(
-        self, key: GenerationKey, request: Request, call: GenerationCall, excluded: frozenset[str]
+        self,
+        key: GenerationKey,
+        request: Request,
+        call: GenerationRequest,
+        excluded: frozenset[str],
     ) -> SharedGeneration:
         shared = SharedGeneration(key, request, call, excluded)
         shared.task = self._loop.create_task(self._generate(shared))
@@ -224,9 +228,9 @@ class Coalesce:
         self,
         shared: SharedGeneration,
         record: RequestRecord,
-        call: GenerationCall,
+        call: GenerationRequest,
         refusal: Refusal,
-    ) -> GenerationCall | None:
+    ) -> GenerationRequest | None:
         """Returns the call to try again, if the refusal is not its own and there is time left.
 
         It waits no longer than it would have waited alone, counted from its arrival.

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.tenant import Tenant, tenant
-from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.request import Attempt, Request
 from vllm_plugin.contracts.profile import IDLE, MeasurementType
 
@@ -40,7 +40,7 @@ class SharedGeneration:
         self,
         key: GenerationKey,
         request: Request,
-        call: GenerationCall,
+        call: GenerationRequest,
         excluded: frozenset[str],
     ) -> None:
         """`request`: the one that starts it. `excluded`: pools it must not be sent to."""
@@ -61,7 +61,7 @@ class SharedGeneration:
         self.retry_alone = False
         self.task: asyncio.Task[None] | None = None
 
-    def accepts(self, call: GenerationCall) -> bool:
+    def accepts(self, call: GenerationRequest) -> bool:
         """Whether joining serves a request no worse than a generation of its own."""
         outranks = call.service_class.rank < self.call.service_class.rank
         if outranks and self.call.service_class is IDLE:
@@ -71,9 +71,9 @@ class SharedGeneration:
         return not (outranks or limits_wait(call.options) or limits_wait(self.call.options))
 
 
-def key_of(request: Request, call: GenerationCall) -> GenerationKey:
+def key_of(request: Request, call: GenerationRequest) -> GenerationKey:
     """Returns the key of a request that another's generation can answer."""
-    options, digest = call.options, call.generation.coalescing_key
+    options, digest = call.options, call.coalescing_key
     assert digest is not None
     return GenerationKey(
         digest,

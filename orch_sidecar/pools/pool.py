@@ -19,6 +19,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.errors import error_text
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
     HOST,
@@ -38,7 +39,7 @@ from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.placement.candidates import PoolKind, Standing, standing
-from orch_sidecar.pools.placement.routing import GenerationCall, PoolSnapshot, PrefixUse
+from orch_sidecar.pools.placement.routing import PoolSnapshot, PrefixUse
 from orch_sidecar.pools.status import PoolStatus
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
@@ -187,26 +188,25 @@ class Pool:
         before_s = _HUNG_TIMES * admission.absence.last_duration_s(Reason.ENGINE_STALE)
         return min(LONGEST_SILENCE_S, max(_HUNG_S, steps_s, before_s))
 
-    def admission_request(self, call: GenerationCall, spent_ms: float) -> AdmissionRequest:
+    def admission_request(self, call: GenerationRequest, spent_ms: float) -> AdmissionRequest:
         """Returns what `call` asks of this pool's admission, `spent_ms` after its arrival."""
-        generation, options = call.generation, call.options
-        service_class = call.service_class
+        options, service_class = call.options, call.service_class
         if service_class is INTERACTIVE and self.admission.rules.interactive is None:
             service_class = BULK
-        prompt_tokens = generation.prompt_tokens
+        prompt_tokens = call.prompt_tokens
         if prompt_tokens is None:
             ctx_max = self.watcher.ctx_max
-            most = None if ctx_max is None else ctx_max * generation.cost
+            most = None if ctx_max is None else ctx_max * call.cost
             prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
         adapters = self.watcher.adapters
         ask = AdmissionRequest(
             service_class,
-            generation.cost,
+            call.cost,
             prompt_tokens,
-            generation.max_tokens,
+            call.max_tokens,
             call.key,
             call.weight,
-            generation.model if adapters and generation.model in adapters else None,
+            call.model if adapters and call.model in adapters else None,
             call.is_later_part,
         )
         if not options.empty:

@@ -20,6 +20,7 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.pool_settings import PoolSettings, authority
@@ -32,7 +33,6 @@ from orch_sidecar.pools.placement import routing
 from orch_sidecar.pools.placement.affinity import PrefixAffinity
 from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED
 from orch_sidecar.pools.placement.routing import (
-    GenerationCall,
     PlacementReason,
     PlacementRequest,
     PoolSnapshot,
@@ -194,28 +194,28 @@ class PoolRegistry:
         if self.on_ready is not None:
             self.on_ready()  # requests that wait for a pool now have one
 
-    def read_prefixes(self, call: GenerationCall, body: bytes) -> None:
+    def read_prefixes(self, call: GenerationRequest, body: bytes) -> None:
         """Sets the prefixes of a call from its body, where pools are chosen by them."""
         if self.affinity is not None and len(self.all) > 1 and not call.prefixes:
-            model, salt = call.generation.model, call.generation.cache_salt or ""
+            model, salt = call.model, call.cache_salt or ""
             call.prefixes = self.affinity.prefixes_of(body, model, salt)
 
     def choose(
-        self, call: GenerationCall, spent_ms: float, tried: Collection[str] | None = None
+        self, call: GenerationRequest, spent_ms: float, tried: Collection[str] | None = None
     ) -> Placement | Refusal:
         """Chooses the pool for a request, `spent_ms` after its arrival.
 
         `tried`: it was placed before, and these pools failed to serve it.
         """
-        generation, affinity = call.generation, self.affinity
-        tokens = generation.prompt_tokens if generation.cost == 1 else None
+        affinity = self.affinity
+        tokens = call.prompt_tokens if call.cost == 1 else None
         served_by: str | None = None
         if affinity is not None and call.prefixes:
             served_by = affinity.served_by(call.cache_owner, call.prefixes)
         home, why = served_by, PlacementReason.PREFIX
         if home is None:
-            home, why = self._shortlist.home_of(generation.model), PlacementReason.ADAPTER
-        asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, home, why)
+            home, why = self._shortlist.home_of(call.model), PlacementReason.ADAPTER
+        asked = PlacementRequest(call.model, call.cost, tokens, call.options, home, why)
         at_once = None if tried else self._shortlist.choose_at_once(asked)
         if at_once is None:
             placement = self._best(call, asked, spent_ms, tried or ())
@@ -227,7 +227,11 @@ class PoolRegistry:
         return self._placed(call, placement, served_by, spent_ms, first=tried is None)
 
     def _best(
-        self, call: GenerationCall, asked: PlacementRequest, spent_ms: float, tried: Collection[str]
+        self,
+        call: GenerationRequest,
+        asked: PlacementRequest,
+        spent_ms: float,
+        tried: Collection[str],
     ) -> Placement | Refusal:
         """Compares the pools that may be the best for a request."""
         pools, load = self._shortlist.pools_for(asked, tried)
@@ -256,7 +260,7 @@ class PoolRegistry:
 
     def _placed(
         self,
-        call: GenerationCall,
+        call: GenerationRequest,
         placement: Placement,
         served_by: str | None,
         spent_ms: float,
@@ -278,9 +282,9 @@ class PoolRegistry:
             affinity.placed(call.cache_owner, call.prefixes, pool.name)
         return placement
 
-    def capable(self, call: GenerationCall) -> list[Pool]:
+    def capable(self, call: GenerationRequest) -> list[Pool]:
         """Returns the pools that might serve a request, by what it asks for."""
-        options, model = call.options, call.generation.model
+        options, model = call.options, call.model
         pools: Iterable[Pool] = self.all
         if self.one is None:
             pools, _ = self._shortlist.pools_for(PlacementRequest(model, 1, None, options), ())
@@ -294,7 +298,7 @@ class PoolRegistry:
         ]
 
     def longest_wait_s(
-        self, call: GenerationCall, refusal: Refusal, spent_ms: float, waiting: int
+        self, call: GenerationRequest, refusal: Refusal, spent_ms: float, waiting: int
     ) -> float:
         """Returns the seconds for which a request may wait, with so many others, for a pool that is
         expected back; 0: it must not, or none is."""

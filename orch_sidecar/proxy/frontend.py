@@ -42,7 +42,6 @@ from orch_sidecar.observability.record import (
 )
 from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight, RequestName
 from orch_sidecar.proxy.rejection import response_to
@@ -58,6 +57,7 @@ from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
 # A method, and that of an endpoint which takes it, too.
 _HEAD_AS_GET: Final = "HEAD", "GET"
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 
 # What a request without admission takes of its key's budgets: only its body.
 _NO_GENERATION: Final = GenerationRequest(0, False, "", 0, None)
@@ -106,6 +106,7 @@ class Frontend:
         self._parent_leases = parent_leases
         self._metrics = metrics
         self._tracing = tracing
+        self._exports_spans = tracing.spans is not None
         self._common_headers = common_headers
         self._salts = salts
         self._ids: list[str] = []  # each is used once
@@ -130,15 +131,15 @@ class Frontend:
         check of a client's key."""
         names, method = http.names, http.method
         record, name = self._identify(http, endpoint or unknown(path), names)
-        traced = names.traced or self._tracing.spans is not None
-        given = http.headers if names.traced else {}  # they are parsed as they are asked for
+        traced = names.traced or self._exports_spans
+        given = http.headers if names.traced else _NO_HEADERS  # they are parsed when asked for
         trace = self._tracing.begin(record, given) if traced else None
         request: Request | None = None
         outcome: Outcome | Reason = CANCELLED
         status: int | None = None
         self.active += 1
         try:
-            key = (key_check or self._authorizer.check)(path, http)
+            key = self._authorizer.check(path, http) if key_check is None else key_check(path, http)
             if (
                 isinstance(key, Refusal)
                 or name is None
@@ -291,11 +292,12 @@ class Frontend:
         record.cost = wanted.cost
         record.stream = wanted.stream
         record.max_tokens = wanted.max_tokens
-        service_class = INTERACTIVE
+        wanted.body_bytes = len(request.body)
         if not options.empty or wanted.service_tier or wanted.priority:
-            service_class = service_class_of(options, wanted.service_tier, wanted.priority)
-        call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
-        if key is not None and (refusal := self._apply_key(key, request, call)) is not None:
+            wanted.options = options
+            wanted.service_class = service_class_of(options, wanted.service_tier, wanted.priority)
+        request.call = wanted
+        if key is not None and (refusal := self._apply_key(key, request, wanted)) is not None:
             return NotSent(refusal)
         if wanted.cost > 1:
             return self._split
@@ -313,7 +315,7 @@ class Frontend:
         request.record.scenario, request.record.run = options.scenario, options.run
         return None
 
-    def _apply_key(self, key: ApiKey, request: Request, call: GenerationCall) -> Refusal | None:
+    def _apply_key(self, key: ApiKey, request: Request, call: GenerationRequest) -> Refusal | None:
         """Applies the settings of a request's key: its class, its limits, the salt of its prefix
         cache."""
         request.record.key = key.name
@@ -322,14 +324,14 @@ class Frontend:
                 return interactive_forbidden(request.http.headers)
             if call.service_class is INTERACTIVE:
                 call.service_class = BULK
-        over = self._enter(request, key, call.generation)
+        over = self._enter(request, key, call)
         if over is not None:
             return over
         call.key, call.weight = key.digest, key.weight
         # Of several tiers the one salts that knows the clients.
         if not (key.sidecar or request.endpoint.form):
             salt = self._salts.of(key.name, key.share_cache)
-            has_own = call.generation.cache_salt is not None
+            has_own = call.cache_salt is not None
             salted = salt.into(request.body, has_own=has_own)
             if isinstance(salted, Refusal):
                 return salted

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from orch_sidecar.admission.gate import Ticket
 from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.budgets import Reservation
@@ -16,7 +17,6 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.observability.record import CANCELLED, OK, Outcome, RequestRecord
 from orch_sidecar.observability.tracing import Trace
 from orch_sidecar.pools.parent_leases import ParentLease
-from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.queue_response import QueueResponse
 from orch_sidecar.wire.client_request import ClientRequest
@@ -92,7 +92,7 @@ class Request:
     salt: bytes = b""
     line: bytes = b""
     options: RequestOptions = NO_OPTIONS
-    call: GenerationCall | None = None
+    call: GenerationRequest | None = None
     parent_lease: ParentLease | None = None
     cancelled: Refusal | None = None
     moved: bool = False

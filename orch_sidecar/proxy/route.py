@@ -13,8 +13,8 @@ from typing import Any
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import Refusal
-from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
@@ -101,10 +101,10 @@ class Route:
         ask = pool.admission_request(call, 0.0)
         return self._admit.handle(request, pool, ask)
 
-    async def _place(self, request: Request, call: GenerationCall) -> Result:
+    async def _place(self, request: Request, call: GenerationRequest) -> Result:
         """Places a request, and again as long as another pool may serve it."""
         pools = self._pools
-        request.may_be_elsewhere = call.generation.refers and pools.one is None
+        request.may_be_elsewhere = call.refers and pools.one is None
         pools.read_prefixes(call, request.body)
         tried = set(request.excluded)
         chosen = await self._choose(request, call, tried or None)
@@ -135,7 +135,7 @@ class Route:
             request.begin_attempt(result.refusal.reason)
 
     async def _choose(
-        self, request: Request, call: GenerationCall, tried: Collection[str] | None
+        self, request: Request, call: GenerationRequest, tried: Collection[str] | None
     ) -> Placement | Refusal:
         """Chooses a pool. Where none takes the request and one is expected back in time, waits."""
         record, pools, room, is_last = request.record, self._pools, self._room, False
@@ -153,7 +153,7 @@ class Route:
                 record.predicted_start_ms = chosen.predicted_start_ms
             is_last = not await room.wait(request.attempt, longest_s)
 
-    def _serves(self, call: GenerationCall, spent_ms: float) -> bool:
+    def _serves(self, call: GenerationRequest, spent_ms: float) -> bool:
         """Whether any pool takes a request that leaves some out."""
         return not isinstance(self._pools.choose(call, spent_ms), Refusal)
 

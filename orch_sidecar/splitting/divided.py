@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 
 from orch_sidecar.api.endpoints import Division
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import OK, Outcome
-from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
@@ -36,7 +36,7 @@ class DividedRequest:
     def __init__(
         self,
         request: Request,
-        call: GenerationCall,
+        call: GenerationRequest,
         division: Division,
         watchdog: StallWatchdog,
     ) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from orch_sidecar.api import errors
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import OK, Outcome
-from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Attempt, Request
@@ -50,15 +50,12 @@ class RunningPart(Sink):
         self,
         whole: WholeRequest,
         request: Request,
-        call: GenerationCall,
+        call: GenerationRequest,
         part: Part,
         watchdog: StallWatchdog,
         *,
         is_later: bool,
     ) -> None:
-        generation = replace(
-            call.generation, cost=part.cost, prompt_tokens=part.prompt_tokens, joint=0
-        )
         options = replace(call.options, queue_events=False)
         record = request.record.of_generation()
         record.cost = part.cost
@@ -66,7 +63,10 @@ class RunningPart(Sink):
         mine = Request(request.http, request.endpoint, record, request.trace, Attempt(), sink=self)
         mine.strip_keys, mine.body, mine.salt = request.strip_keys, part.body, request.salt
         mine.options = options
-        mine.call = replace(call, generation=generation, options=options, body_bytes=len(part.body))
+        mine.call = replace(
+            call, cost=part.cost, prompt_tokens=part.prompt_tokens, joint=0,
+            options=options, body_bytes=len(part.body),
+        )  # fmt: skip
         self.request = mine
         if is_later:
             self._become_later_part()

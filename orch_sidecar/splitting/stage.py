@@ -8,11 +8,11 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import InvalidBody
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
-from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.request import Request
@@ -63,11 +63,11 @@ class Split:
         if division is None or request.parent_lease is not None or call.options.do_not_queue:
             return self._route.handle(request)
         found = self._division(call)
-        if found is None or found[0] >= call.generation.cost:
+        if found is None or found[0] >= call.cost:
             return self._route.handle(request)
         size, options = found
         try:
-            parts = divide(request.body, division, call.generation, size)
+            parts = divide(request.body, division, call, size)
         except InvalidBody as invalid:
             return _refused(NotSent(invalid.refusal))
         if parts is None:
@@ -75,13 +75,13 @@ class Split:
         call = replace(call, options=options)
         return self._run(request, parts, DividedRequest(request, call, division, self._watchdog))
 
-    def _division(self, call: GenerationCall) -> tuple[int, RequestOptions] | None:
+    def _division(self, call: GenerationRequest) -> tuple[int, RequestOptions] | None:
         """Returns the sequences of a part, and the options of all, of a request that is to run in
         parts: they go to pools of one measurement type, that of the pool that would be best for
         them. None: it is not, because it can start as a whole, or because no profile says so."""
         options, pools = call.options, self._pools.capable(call)
         dividing = [pool for pool in pools if pool.admission.rules.split]
-        cost = call.generation.cost
+        cost = call.cost
         if not dividing or any(pool.fits(call.service_class, cost) for pool in pools):
             return None
 

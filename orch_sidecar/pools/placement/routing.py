@@ -14,12 +14,10 @@ from enum import StrEnum
 from math import ceil
 from typing import Final, NamedTuple
 
-from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import X_ORCH_MEASUREMENT_TYPE, X_ORCH_POOL
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.placement.affinity import Prefixes
-from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
+from vllm_plugin.contracts.profile import MeasurementType
 
 # A pool that has the prefix of a prompt, or its adapter, is preferred if the request would end
 # there at most this much later than at the best one, and if it has at most this multiple of its
@@ -43,27 +41,6 @@ class PrefixUse(StrEnum):
         if served_by is None:
             return cls.NEW
         return cls.HIT if served_by == name else cls.MOVED
-
-
-@dataclass(slots=True)
-class GenerationCall:
-    """A request for a generation, before a pool is chosen for it.
-
-    `key`: the digest of its client's API key, empty without one; `weight`: of that key.
-    `cache_owner`: equal for clients that share the engines' prefix cache; empty without keys.
-    `prefixes`: of its prompt, if pools are chosen by them. `is_later_part`: it is a part of a
-    request, and not its first.
-    """
-
-    generation: GenerationRequest
-    options: RequestOptions
-    service_class: ServiceClass
-    body_bytes: int
-    key: bytes = b""
-    weight: float = 1.0
-    cache_owner: bytes = b""
-    prefixes: Prefixes = ()
-    is_later_part: bool = False
 
 
 class PoolSnapshot(NamedTuple):

@@ -31,10 +31,7 @@ def wants(
     client: Client | None = None, digest: bytes | None = b"same", **call_fields: Any
 ) -> Request:
     known = {"options": NO_OPTIONS, "service_class": INTERACTIVE} | call_fields
-    call = SimpleNamespace(
-        **known,
-        **dict.fromkeys(("demand", "generation"), SimpleNamespace(coalescing_key=digest)),
-    )
+    call = SimpleNamespace(**known, coalescing_key=digest)
     return request_of(client, call=cast(Any, call))
 
 

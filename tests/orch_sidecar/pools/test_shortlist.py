@@ -20,13 +20,12 @@ from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED, WAITING_POOLS_DRAWN
-from orch_sidecar.pools.placement.routing import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.routing import PlacementReason as By
+from orch_sidecar.pools.placement.routing import PrefixUse
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from tests.orch_sidecar.admission.gates import opened
 from tests.orch_sidecar.snapshots import SINGLE
-from vllm_plugin.contracts.profile import ServiceClass
 
 STEP_TIME = StepTime(8.0, 0.5, 1.0, 8)
 
@@ -59,19 +58,19 @@ async def registry() -> PoolRegistry:
     return made
 
 
-def call(prefixes: tuple[int, ...] = (), **options: Any) -> GenerationCall:
-    generation = GenerationRequest(1, True, "m", 50, prompt_tokens=100)
-    asked = RequestOptions(**options)
-    return GenerationCall(generation, asked, ServiceClass.INTERACTIVE, 500, prefixes=prefixes)
+def call(prefixes: tuple[int, ...] = (), **options: Any) -> GenerationRequest:
+    return GenerationRequest(
+        1, True, "m", 50, 100, options=RequestOptions(**options), body_bytes=500, prefixes=prefixes
+    )
 
 
-def placed(registry: PoolRegistry, asked: GenerationCall | None = None) -> Placement:
+def placed(registry: PoolRegistry, asked: GenerationRequest | None = None) -> Placement:
     found = registry.choose(asked or call(), 0.0)
     assert isinstance(found, Placement), found
     return found
 
 
-def take(registry: PoolRegistry, asked: GenerationCall | None = None) -> str:
+def take(registry: PoolRegistry, asked: GenerationRequest | None = None) -> str:
     """Places a request, which gets a slot; returns the pool."""
     found = placed(registry, asked)
     assert opened(found.pool.gate, found.request).queued is None
@@ -178,7 +177,7 @@ async def test_adapter_is_at_home_where_it_is_loaded_of_many_else_where_there_is
         pool.watcher.adapters, pool.watcher.resident = frozenset({"sql"}), frozenset(resident)
         pool.watcher._most_adapters = 1
         pool.gate.notify()
-    asked = replace(call(), generation=GenerationRequest(1, True, "sql", 50, prompt_tokens=100))
+    asked = replace(call(), model="sql")
     for pool in pools[:2]:
         found = placed(registry, asked)
         assert (found.pool, found.reason) == (pool, By.ADAPTER)
@@ -189,8 +188,7 @@ async def test_adapter_is_at_home_where_it_is_loaded_of_many_else_where_there_is
 async def test_request_that_none_can_take_is_refused_with_the_reason(
     registry: PoolRegistry,
 ) -> None:
-    unknown = GenerationRequest(1, False, "nobody's", 5, prompt_tokens=5)
-    asked = GenerationCall(unknown, RequestOptions(), ServiceClass.INTERACTIVE, 10)
+    asked = GenerationRequest(1, False, "nobody's", 5, 5, body_bytes=10)
     refused = registry.choose(asked, 0.0)
     assert isinstance(refused, Refusal)
     assert refused.reason is Reason.NOT_FOUND
@@ -198,10 +196,8 @@ async def test_request_that_none_can_take_is_refused_with_the_reason(
     loads.watcher.models = {"m": None, "nobody's": None}.keys()
     loads.gate.notify()
     assert placed(registry, asked).pool is loads
-    large = GenerationRequest(9, False, "m", 5, prompt_tokens=5)
-    refused = registry.choose(
-        GenerationCall(large, RequestOptions(), ServiceClass.INTERACTIVE, 10), 0.0
-    )
+    large = GenerationRequest(9, False, "m", 5, 5, body_bytes=10)
+    refused = registry.choose(large, 0.0)
     assert isinstance(refused, Refusal)
     assert "e-00 has 8 slots" in refused.message
     for pool in registry:

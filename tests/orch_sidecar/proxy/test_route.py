@@ -47,8 +47,7 @@ class Pools:
 
 
 def request(*, refers: bool = False, **more: Any) -> Any:
-    generation = SimpleNamespace(refers=refers)
-    call = SimpleNamespace(options=NO_OPTIONS, generation=generation)
+    call = SimpleNamespace(options=NO_OPTIONS, refers=refers)
     return request_of(call=cast(Any, call), **more)
 
 
