@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Final
+from typing import Final, cast
 
 from orch_sidecar.observability.exposition import escaped, number
 
@@ -43,15 +43,16 @@ class Histogram:
 
     def observe(self, values: Sequence[float | None], traced: Traces) -> None:
         """Adds values; None is none. `traced`: the trace of each."""
-        observed = [value for value in values if value is not None]
-        if not observed:
+        missing = values.count(None)
+        if missing == len(values):
             return
-        self._values += observed
+        if missing and traced is not None:
+            pairs = zip(values, traced, strict=True)
+            traced = [trace for value, trace in pairs if value is not None]
+        observed = [value for value in values if value is not None] if missing else values
+        self._values += cast(Sequence[float], observed)
         if traced is not None:
-            if len(observed) < len(values):
-                pairs = zip(values, traced, strict=True)
-                traced = [trace for value, trace in pairs if value is not None]
-            self._traced_values += observed
+            self._traced_values += cast(Sequence[float], observed)
             self._traces += traced
         if len(self._values) >= _MAX_VALUES:
             self._count()

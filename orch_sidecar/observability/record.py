@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -41,7 +42,8 @@ ENGINE_ERROR: Final = Outcome.ENGINE_ERROR
 CANCELLED: Final = Outcome.CANCELLED
 
 
-class RequestRecord:  # no dataclass: most that is made keeps most of its first values
+@dataclass(slots=True, eq=False)
+class RequestRecord:
     """One request and its response, for headers, metrics, spans and logs.
 
     `endpoint`: by `unknown` if the path is not served. `id`: ours, unguessable
@@ -70,6 +72,13 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
     bytes with generated text, or with its end, were written to the client; of streams only.
     """
 
+    endpoint: Endpoint
+    id: str
+    request_id: str
+    correlation_id: str
+    method: str
+    arrived: int
+    arrived_ns: int
     model: str = ""
     cost: int = 0
     stream: bool = False
@@ -103,24 +112,6 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
     key: str | None = None
     trace_id: bytes = b""
     ended: bool = False
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        id: str,
-        request_id: str,
-        correlation_id: str,
-        method: str,
-        arrived: int,
-        arrived_ns: int,
-    ) -> None:
-        self.endpoint = endpoint
-        self.id = id
-        self.request_id = request_id
-        self.correlation_id = correlation_id
-        self.method = method
-        self.arrived = arrived
-        self.arrived_ns = arrived_ns
 
     def end(self, outcome: Outcome | Reason, status: int | None = None) -> None:
         """Sets the outcome, once. `status`: of a response that no engine gave."""

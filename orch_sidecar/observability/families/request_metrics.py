@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Final
 
 from orch_sidecar.observability.histogram import Histogram, Traces
@@ -69,11 +68,12 @@ class HistogramRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """A counter of complete answers, by pool and class; once if requests share them."""
+    """A counter of complete answers, by pool and class; once if requests share them. `values`: of
+    many records; None counts as none."""
 
     name: str
     text: str
-    value: Callable[[RequestRecord], int | None]
+    values: Callable[[Sequence[RequestRecord]], Sequence[int | None]]
 
 
 HISTOGRAMS: Final = (
@@ -107,13 +107,13 @@ COUNTERS: Final = (
     CounterRow(
         "orch_input_tokens",
         "Prompt tokens of complete answers that reported them, once for a shared generation.",
-        attrgetter("input_tokens"),
+        lambda records: [record.input_tokens for record in records],
     ),
     CounterRow(
         "orch_output_tokens",
         "Tokens generated in complete answers that reported them, once for a shared generation; "
         "orch_answers_total counts the answers that did.",
-        attrgetter("output_tokens"),
+        lambda records: [record.output_tokens for record in records],
     ),
 )
 
@@ -149,7 +149,7 @@ class ClassStats:
         self.without_usage += unknown
         self.with_usage += len(records) - unknown
         for index, row in enumerate(COUNTERS):
-            self.totals[index] += sum(filter(None, map(row.value, records)))
+            self.totals[index] += sum(filter(None, row.values(records)))
 
     def requests_ended(self, records: Sequence[RequestRecord], traced: Traces) -> None:
         """Counts requests."""
