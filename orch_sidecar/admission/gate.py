@@ -66,13 +66,17 @@ class Ticket:
     `id`: also that of the lease that it may get. `queued`: set if it was not decided at once.
     `outcome`: None until it is decided. `owner`: the request that ends it; None once the end has
     begun, or is left to reconciliation. `movable`: another address of the pool may take it over
-    while it is queued.
+    while it is queued. `since_s`: when the request arrived, by the loop's clock; its time limits
+    count from then.
     """
 
-    __slots__ = ("_decided", "_gate", "id", "movable", "outcome", "owner", "queued", "request")
+    __slots__ = (
+        "_decided", "_gate", "id", "movable", "outcome", "owner", "queued", "request", "since_s",
+    )  # fmt: skip
 
     movable: bool
     outcome: Outcome | None
+    since_s: float
     _decided: asyncio.Future[None]  # of one that was queued
 
     def __init__(self, gate: Gate, owner: Owner, request: AdmissionRequest) -> None:
@@ -210,6 +214,7 @@ class Gate:
         """
         ticket = Ticket(self, owner, request)
         controller, now = self.controller, self._loop.time()
+        ticket.since_s = now if since_s is None else since_s
         outcome: Lease | Refusal | Queued
         if since_s is None:
             if request.parent:

@@ -54,7 +54,7 @@ class Admit:
         self, request: Request, pool: Pool, ask: AdmissionRequest, why: PlacementReason = _ONLY
     ) -> Result:
         """Forwards the request once it has its slots. `why`: it was placed here."""
-        gate, record, since_s = pool.gate, request.record, self._loop.time()
+        gate, record = pool.gate, request.record
         record.pool, record.placement = pool.name, why
         record.service_class = service_class = ask.service_class
         record.labels = pool.class_labels[service_class]
@@ -84,6 +84,7 @@ class Admit:
                 rejection = back.rejection
                 if request.cancelled is not None:
                     return result
+                since_s = ticket.since_s
                 if outcome.reclaimed:  # the time in which it had its slots is no wait
                     since_s += self._loop.time() - outcome.granted_at
                 self._end(request, pool, ticket, rejection)

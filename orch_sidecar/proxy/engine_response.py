@@ -138,7 +138,7 @@ class EngineResponse:
         self.rejected: backpressure.Rejection | None = None
         self.status = 0
         self.reads = 0
-        self.done: asyncio.Future[None] = connections.loop.create_future()
+        self.done: asyncio.Future[None] = asyncio.Future()  # faster than the loop makes it
 
     @property
     def is_unseen(self) -> bool:
@@ -146,13 +146,13 @@ class EngineResponse:
         return self._connection is not None and not (self.done.done() or self._sink.started)
 
     def start(
-        self, connection: EngineConnection, request: bytes, rest: bytes | memoryview = b""
+        self, connection: EngineConnection, head: bytes, body: bytes | memoryview = b""
     ) -> None:
-        """Sends the request, in one part or two; from here on the response flows."""
+        """Sends the request; from here on the response flows."""
         self._connection = connection
         if self._paused:
             connection.pause()
-        connection.send(self, request, rest)
+        connection.send(self, head, body)
 
     def stop(self) -> None:
         """Closes the engine's connection, unless the response is complete."""

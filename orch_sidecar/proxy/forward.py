@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.headers import (
     ACCEPT_ENCODING,
     CONTENT_LENGTH,
@@ -76,9 +75,7 @@ class Forward:
             body: bytes | memoryview = request.body
             if request.salt:
                 head, body = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
-            # A large body is never copied.
-            parts = (head, body) if len(body) > LARGE_BYTES else (head + body,)
-            response.start(connection, *parts)
+            response.start(connection, head, body)
             await response.done
             return _result(response, sink, pool)
         finally:

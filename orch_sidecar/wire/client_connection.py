@@ -46,6 +46,7 @@ class ClientConnection(web.RequestHandler):
         "_client",
         "_connections",
         "_full",
+        "_handle",
         "_headers",
         "_lingering",
         "_requests",
@@ -66,6 +67,7 @@ class ClientConnection(web.RequestHandler):
         of the request line and of each field."""
         super().__init__(*args, **kwargs)
         self._parser = None
+        self._handle = cast(Handler, self._request_handler)
         self._requests = RequestParser(self, max_line_bytes)
         self._full = False  # reading waits until requests are served
         self._headers = headers
@@ -104,7 +106,7 @@ class ClientConnection(web.RequestHandler):
         """
         ready = self._requests.ready
         if not ready:
-            self._waiter = self._loop.create_future()
+            self._waiter = asyncio.Future()
             try:
                 await self._waiter
             finally:
@@ -126,10 +128,9 @@ class ClientConnection(web.RequestHandler):
 
     async def _respond(self, request: ClientRequest) -> web.StreamResponse:
         """Returns the handler's response; an error of the handler becomes one, too."""
-        handle = cast(Handler, self._request_handler)
         self._request_in_progress, self.request = True, request
         try:
-            return await handle(request)
+            return await self._handle(request)
         except UNREADABLE as error:  # of what aiohttp's request reads
             refusal = refusal_of(error)
         except Exception:

@@ -13,6 +13,8 @@ from functools import cache
 from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
+from orch_sidecar.api.body_outline import LARGE_BYTES
+
 REUSE_WITHIN_S: Final = 2.0
 
 
@@ -40,13 +42,15 @@ class EngineConnection(asyncio.Protocol):
     def open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
-    def send(self, receiver: Receiver, request: bytes, rest: bytes | memoryview = b"") -> None:
-        """Writes a complete request, in one part or two; `receiver` gets the response."""
+    def send(self, receiver: Receiver, head: bytes, body: bytes | memoryview = b"") -> None:
+        """Writes a complete request; `receiver` gets the response."""
         assert self.transport is not None
         self.receiver = receiver
-        self.transport.write(request)
-        if rest:
-            self.transport.write(rest)
+        if len(body) > LARGE_BYTES:  # it is never copied
+            self.transport.write(head)
+            self.transport.write(body)
+        else:
+            self.transport.write(head + body)
 
     def pause(self) -> None:
         if self.transport is not None:
