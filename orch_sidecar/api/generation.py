@@ -12,12 +12,11 @@ texts if the model reads them together.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orch_sidecar.api.json_body import Document, InvalidBody, kind_of, well_formed
+from orch_sidecar.api.json_body import Document, InvalidBody, kind_of, shown, well_formed
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from vllm_plugin.contracts.profile import INTERACTIVE, ServiceClass
 
@@ -353,9 +352,9 @@ def _integer(document: Document, field: str, least: int, most: int = _MAX_INTEGE
     if value is None:
         return None
     if type(value) is not int:  # bool is a subclass of int
-        raise InvalidBody(f"{field} must be an integer, not {_shown(value)}", field)
+        raise InvalidBody(f"{field} must be an integer, not {shown(value)}", field)
     if not least <= value <= most:
-        raise InvalidBody(f"{field} must be from {least} to {most}, not {_shown(value)}", field)
+        raise InvalidBody(f"{field} must be from {least} to {most}, not {shown(value)}", field)
     return value
 
 
@@ -363,7 +362,7 @@ def _text(document: Document, field: str) -> str | None:
     value = document.get(field)
     if value is None or isinstance(value, str):
         return value
-    raise InvalidBody(f"{field} must be a string, not {_shown(value)}", field)
+    raise InvalidBody(f"{field} must be a string, not {shown(value)}", field)
 
 
 def _boolean(document: Document, field: str) -> bool:
@@ -371,7 +370,7 @@ def _boolean(document: Document, field: str) -> bool:
     if value is None:
         return False
     if type(value) is not bool:
-        raise InvalidBody(f"{field} must be true or false, not {_shown(value)}", field)
+        raise InvalidBody(f"{field} must be true or false, not {shown(value)}", field)
     return value
 
 
@@ -379,16 +378,8 @@ def _flag(document: Document, field: str) -> bool:
     """Reads a boolean of a form, as vLLM does."""
     value = document[field].lower()
     if value not in _TRUE_WORDS | _FALSE_WORDS:
-        raise InvalidBody(f"{field} must be true or false, not {_shown(document[field])}", field)
+        raise InvalidBody(f"{field} must be true or false, not {shown(document[field])}", field)
     return value in _TRUE_WORDS
-
-
-def _shown(value: Any) -> str:
-    """Returns a value for an error text, shortened: it may be a prompt in the wrong field."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**18:
-        return "an integer of that size"
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{kind_of(value)} of {len(text)} characters"
 
 
 # The two fields of a request for scores.

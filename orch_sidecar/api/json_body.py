@@ -175,3 +175,11 @@ def kind_of(value: Any) -> str:
     """Returns what JSON calls the type of a value, with its article."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")
+
+
+def shown(value: Any) -> str:
+    """Returns a value for an error text, shortened: it may be a prompt in the wrong field."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**18:
+        return "an integer of that size"
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{kind_of(value)} of {len(text)} characters"

@@ -8,7 +8,7 @@ grow with the number of pools.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from secrets import randbits
 from typing import Final, NamedTuple
@@ -33,6 +33,7 @@ from orch_sidecar.pools.placement import routing
 from orch_sidecar.pools.placement.affinity import PrefixAffinity
 from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED
 from orch_sidecar.pools.placement.routing import (
+    Names,
     PlacementReason,
     PlacementRequest,
     PoolSnapshot,
@@ -197,11 +198,10 @@ class PoolRegistry:
     def read_prefixes(self, call: GenerationRequest, body: bytes) -> None:
         """Sets the prefixes of a call from its body, where pools are chosen by them."""
         if self.affinity is not None and len(self.all) > 1 and not call.prefixes:
-            model, salt = call.model, call.cache_salt or ""
-            call.prefixes = self.affinity.prefixes_of(body, model, salt)
+            call.prefixes = self.affinity.prefixes_of(body, call.model, call.cache_salt or "")
 
     def choose(
-        self, call: GenerationRequest, spent_ms: float, tried: Collection[str] | None = None
+        self, call: GenerationRequest, spent_ms: float, tried: Names | None = None
     ) -> Placement | Refusal:
         """Chooses the pool for a request, `spent_ms` after its arrival.
 
@@ -218,7 +218,7 @@ class PoolRegistry:
         asked = PlacementRequest(call.model, call.cost, tokens, call.options, home, why)
         at_once = None if tried else self._shortlist.choose_at_once(asked)
         if at_once is None:
-            placement = self._best(call, asked, spent_ms, tried or ())
+            placement = self._best(call, asked, spent_ms, tried)
         else:
             pool, why = at_once
             placement = Placement(pool, pool.admission_request(call, spent_ms), why)
@@ -227,14 +227,10 @@ class PoolRegistry:
         return self._placed(call, placement, served_by, spent_ms, first=tried is None)
 
     def _best(
-        self,
-        call: GenerationRequest,
-        asked: PlacementRequest,
-        spent_ms: float,
-        tried: Collection[str],
+        self, call: GenerationRequest, asked: PlacementRequest, spent_ms: float, tried: Names | None
     ) -> Placement | Refusal:
         """Compares the pools that may be the best for a request."""
-        pools, load = self._shortlist.pools_for(asked, tried)
+        pools, load = self._shortlist.pools_for(asked, tried or ())
         drawn = pools is not self.all
         predicts = drawn or len(pools) <= MAX_POOLS_COMPARED
         requests: dict[str, AdmissionRequest] = {}
@@ -249,7 +245,7 @@ class PoolRegistry:
         if drawn and len(pools) > 1 and asked.home is None and call.options.empty:
             found = routing.best(snapshots, asked, load)  # each of them takes it
         else:
-            found = routing.place([*snapshots, *self._absent()], asked, tried, load)
+            found = routing.place([*snapshots, *self._absent()], asked, tried or (), load)
         if isinstance(found, Refusal):
             if self.draining:  # takes precedence over every other reason
                 drained = (pool.unavailable for pool in self.all)
@@ -320,7 +316,7 @@ class PoolRegistry:
         return all(pool.watcher.reads_pairs for pool in asked or self.all)
 
     def choose_unadmitted(
-        self, model: str, options: RequestOptions, tried: Collection[str] = ()
+        self, model: str, options: RequestOptions, tried: Names = ()
     ) -> Pool | Refusal:
         """Chooses the pool for a request that takes no slot: the first that can serve it, and has
         not been `tried`."""

@@ -26,6 +26,8 @@ HOME_END_FACTOR: Final = 1.1
 HOME_LOAD_FACTOR: Final = 1.25
 _SHOWN_MODELS: Final = 20  # in a refusal; an engine may have hundreds of adapters
 
+Names = Collection[str]  # of pools and groups
+
 
 class PrefixUse(StrEnum):
     """Where a request was placed, by what is known of the prefix of its prompt."""
@@ -124,7 +126,7 @@ class Load(NamedTuple):
 def place(
     pools: Sequence[PoolSnapshot],
     request: PlacementRequest,
-    tried: Collection[str] = (),
+    tried: Names = (),
     load: Load | None = None,
 ) -> tuple[str, PlacementReason] | Refusal:
     """Chooses the pool for `request` among `pools`. Returns its name and what decided.
