@@ -6,15 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orch_sidecar.tools.bench.report.measures import (
-    Bins,
     Times,
     bins_of,
-    generating,
     of_share,
     percentiles_of,
     served,
     tokens,
-    waiting,
 )
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result
 from orch_sidecar.tools.drawing.chart import (
@@ -38,7 +35,6 @@ _MOST_TIMES: Final = 80
 _WIDE: Final = 30.0
 # A bin of the time with fewer requests than this would show single requests, not the run.
 _LEAST_IN_BIN: Final = 2
-_SECONDS: Final = "seconds since the start of the run"
 
 
 def time_axis(values: Sequence[float]) -> Axis:
@@ -79,44 +75,22 @@ def distribution(times: Times) -> Chart:
 
 
 def over_time(result: Result) -> Iterator[Chart]:
-    """Yields tokens per second, then batch and queue, over the time of the run, if it has any."""
-    requests = result.calls
-    completed = list(served(requests))
-    bins = bins_of(completed, min(_MOST_TIMES, max(10, len(completed) // _LEAST_IN_BIN)))
+    """Yields tokens per second over the time of the run, if it has any."""
+    answers = list(served(result.calls))
+    bins = bins_of(answers, min(_MOST_TIMES, max(10, len(answers) // _LEAST_IN_BIN)))
     if bins is None:
         return
-    rates = [amount / bins.width_s for amount in bins.spread(tokens(requests))]
+    rates = [amount / bins.width_s for amount in bins.spread(tokens(answers))]
     mean = sum(rates) / len(rates)
-    yield _by_time(
+    yield Chart(
         "Throughput",
-        f"Generated tokens per second, in parts of {number_text(bins.width_s)} s; "
-        f"{number_text(mean)} in the mean. The tokens of an answer count as evenly spread.",
-        "tokens/s",
-        bins,
-        {"tokens/s": rates},
-        Marked(f"mean {number_text(mean)}", mean, horizontal=True),
+        f"Generated tokens per second, in parts of {number_text(bins.width_s)} s. The tokens of an "
+        "answer count as evenly spread.",
+        Axis("seconds since the start of the run", low=bins.begin_s, high=bins.end_s),
+        Axis("tokens/s"),
+        [Series("tokens/s", bins.edges, rates, Style("-"), Look.STEPS)],
+        [Marked(f"mean {number_text(mean)}", mean, horizontal=True)],
     )
-    about = "Answers between their first and last token, by the client's times."
-    shown = {"answers in generation": bins.mean(generating(requests))}
-    if any(each.queue_ms is not None for each in requests):
-        about += " Waiting: for a slot, as the sidecar reported of each answer."
-        shown["requests that wait"] = bins.mean(waiting(requests))
-    else:
-        about += " No wait is known: none was reported."
-    slots = result.engine.slots_total
-    marks = [Marked(f"{slots} slots", float(slots), horizontal=True)] if slots else []
-    yield _by_time("Batch and queue", about, "requests, mean of each part", bins, shown, *marks)
-
-
-def _by_time(
-    title: str, about: str, label: str, bins: Bins, shown: dict[str, list[float]], *marks: Marked
-) -> Chart:
-    series = [
-        Series(name, bins.edges, ys, Style("--" if number else "-", color=number), Look.STEPS)
-        for number, (name, ys) in enumerate(shown.items())
-    ]
-    x = Axis(_SECONDS, low=bins.begin_s, high=bins.end_s)
-    return Chart(title, about, x, Axis(label), series, marks)
 
 
 def steps_by_batch(result: Result) -> Iterator[Chart]:

@@ -1,7 +1,7 @@
 """The figures of one run with their 95 % confidence intervals, and what it did over time.
 
 All by the client's times. The tokens of an answer count as evenly spread between its first and its
-last one, as the result has no time of each token; without a first one, from its admission on.
+last one, as the result has no time of each token; without a first one, from its arrival on.
 
 Intervals are estimated by sectioning. Requests that follow each other wait for the same queue and
 share the same batches, so they are not independent, and the intervals of independent samples would
@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest, percentile
+from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.recorded import Call
 from orch_sidecar.tools.facts.tables import publication
 from orch_sidecar.tools.facts.tables.row import Label
@@ -97,8 +98,7 @@ def _drifts(sections: Sequence[float]) -> bool:
     return steps < _LEAST_RATIO * spread
 
 
-Span = tuple[float, float]
-Amount = tuple[Span, float]
+Amount = tuple[Interval, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +119,15 @@ class Bins:
         return [self.begin_s + self.width_s * number for number in range(self.count + 1)]
 
     def spread(self, amounts: Iterable[Amount]) -> list[float]:
-        """Distributes amounts, each evenly over its span, and returns the sum in each bin."""
+        """Distributes amounts, each evenly over its time, and returns the sum in each bin."""
         sums, edges = [0.0] * self.count, self.edges
-        for (from_s, until_s), amount in amounts:
-            first, last = self._bin(from_s), self._bin(until_s)
+        for time, amount in amounts:
+            first, last = self._bin(time.start), self._bin(time.end)
             for number in range(first, last + 1):
-                inside = min(until_s, edges[number + 1]) - max(from_s, edges[number])
-                share = 1.0 if first == last else max(0.0, inside) / (until_s - from_s)
+                inside = min(time.end, edges[number + 1]) - max(time.start, edges[number])
+                share = 1.0 if first == last else max(0.0, inside) / (time.end - time.start)
                 sums[number] += share * amount
         return sums
-
-    def mean(self, spans: Iterable[Span]) -> list[float]:
-        """Returns the mean number of spans that are open in each bin."""
-        lengths = (((from_s, until_s), until_s - from_s) for from_s, until_s in spans)
-        return [seconds / self.width_s for seconds in self.spread(lengths)]
 
     def _bin(self, at_s: float) -> int:
         number = int((at_s - self.begin_s) / self.width_s)
@@ -148,34 +143,9 @@ def bins_of(completed: Sequence[CompletedRequest], count: int) -> Bins | None:
     return Bins(begin_s, end_s, count) if end_s > begin_s else None
 
 
-def tokens(requests: Sequence[Call]) -> Iterator[Amount]:
+def tokens(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
     """Yields the tokens of each answer, and the time in which they came."""
-    for each in requests:
-        made = each.served
-        if made is None:
-            continue
-        from_s = made.first_token_s if each.first_s is not None else _admitted_s(each)
-        yield (made.ended_s if from_s is None else from_s, made.ended_s), float(made.output_tokens)
-
-
-def generating(requests: Sequence[Call]) -> Iterator[Span]:
-    """Yields when each request generated: from its first token to its last."""
-    for each in requests:
-        if each.first_s is not None and each.ended_s is not None:
-            yield each.first_s, each.ended_s
-
-
-def waiting(requests: Sequence[Call]) -> Iterator[Span]:
-    """Yields when each request waited for a slot, by the sidecar's report."""
-    for each in requests:
-        admitted_s = _admitted_s(each)
-        if each.sent_s is not None and each.queue_ms is not None and admitted_s is not None:
-            yield each.sent_s, admitted_s
-
-
-def _admitted_s(call: Call) -> float | None:
-    """Returns when it left the queue of the sidecar; when it was sent, where it reports no wait."""
-    return None if call.sent_s is None else call.sent_s + (call.queue_ms or 0.0) / 1000
+    return ((each.generation, float(each.output_tokens)) for each in completed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +222,12 @@ def served(requests: Iterable[Call]) -> Iterator[CompletedRequest]:
 
 def measures_of(result: Result) -> list[Measure]:
     """Returns the figures of a run; none without an answer. Raises ValueError."""
-    found = [*_throughput(result.calls)]
-    for name, members in by_class(result).items():
-        if result.status is not Status.INVALID:  # an SLO is not kept by what was not measured
-            found += _goodput(members, _bounds_ms(result, name), name)
+    answers = list(served(result.calls))
+    found = _rate("throughput", "tokens/s", answers, tokens(answers))
+    found += _rate("answers", "requests/s", answers, _ends(answers))
+    if result.status is not Status.INVALID:  # an SLO is not kept by what was not measured
+        for of, calls in by_class(result).items():
+            found += _goodput(calls, _bounds_ms(result, of), of)
     for times in times_of(result):
         for at, p in percentiles_of(len(times.values)).items():
             estimate = of_percentile(times.values, p)
@@ -263,9 +235,10 @@ def measures_of(result: Result) -> list[Measure]:
             if estimate is not None:
                 named = f"{times.name} {at}"
                 found.append(Measure(named, "ms", estimate, of=times.of, early=early))
-    if result.measurement_type is not Label.OFFLINE:
-        for name, members in by_class(result).items():
-            found += _per_stream(members, name)
+    for of, calls in _waited_for(result).items():
+        rates = [each.output_tokens / each.latency_s for each in served(calls) if each.latency_s]
+        if (median := of_percentile(rates, 50.0)) is not None:  # what one user gets
+            found.append(Measure("per stream p50", "tokens/s", median, True, of))
     return found
 
 
@@ -284,15 +257,14 @@ _TITLES: Final = {
 
 def times_of(result: Result) -> list[Times]:
     """Returns the times of answers, by class; none of an offline run, where all wait for all."""
-    offline = result.measurement_type is Label.OFFLINE
     found = []
-    for of, members in () if offline else by_class(result).items():
+    for of, calls in _waited_for(result).items():
         bounds_ms, whose = _bounds_ms(result, of), f", {of} requests" if of else ""
         for name, (short, title) in _TITLES.items():
-            known = (each.times_s[name] for each in served(members))
+            known = (each.times_s[name] for each in served(calls))
             values = [1000 * each_s for each_s in known if each_s is not None]
             found.append(Times(short, f"{title}{whose}", values, of, bounds_ms.get(name)))
-        waits = [each.queue_ms for each in members if each.served and each.queue_ms is not None]
+        waits = [each.queue_ms for each in calls if each.served and each.queue_ms is not None]
         title = "Wait for a slot, by the sidecar's report"
         found.append(Times("wait", f"{title}{whose}", waits, of))
     return [times for times in found if times.values]
@@ -306,44 +278,41 @@ def by_class(result: Result) -> dict[str, list[Call]]:
     return dict(sorted(found.items(), reverse=True)) if len(found) > 1 else {"": result.calls}
 
 
+def _waited_for(result: Result) -> dict[str, list[Call]]:
+    return {} if result.measurement_type is Label.OFFLINE else by_class(result)
+
+
 def _bounds_ms(result: Result, of: str) -> Mapping[str, float]:
     """Returns the SLO of a class: where there are two, it is that of interactive requests."""
     return result.scenario.slo_ms if of in ("", ServiceClass.INTERACTIVE) else {}
 
 
-def _rate(name: str, unit: str, bins: Bins, amounts: Iterable[Amount], of: str = "") -> Measure:
-    estimate = of_rate(bins.spread(amounts), bins.end_s - bins.begin_s)
-    return Measure(name, unit, estimate, larger_is_better=True, of=of)
-
-
-def _throughput(requests: Sequence[Call]) -> Iterator[Measure]:
-    completed = list(served(requests))
-    bins = bins_of(completed, SECTIONS)
-    if bins is not None:
-        yield _rate("throughput", "tokens/s", bins, tokens(requests))
-        yield _rate("answers", "requests/s", bins, _ends(completed))
-
-
-def _per_stream(requests: Sequence[Call], of: str) -> Iterator[Measure]:
-    """Yields the median of an answer's tokens over its latency: what one user gets."""
-    rates = [s.output_tokens / s.latency_s for s in served(requests) if s.latency_s > 0]
-    estimate = of_percentile(rates, 50.0)
-    if estimate is not None:
-        yield Measure("per stream p50", "tokens/s", estimate, larger_is_better=True, of=of)
-
-
-def _goodput(
-    requests: Sequence[Call], bounds_ms: Mapping[str, float], of: str
-) -> Iterator[Measure]:
+def _goodput(calls: Sequence[Call], bounds_ms: Mapping[str, float], of: str) -> Iterator[Measure]:
     """Yields the share of requests that met the SLO, and how many did in a second."""
-    made = [each.served for each in requests]
-    bins = bins_of(list(served(requests)), SECTIONS)
-    share = of_share([each is not None and each.meets(bounds_ms) for each in made])
-    if bounds_ms and bins is not None and share is not None:
-        yield Measure("within the SLO", _SHARE, share, larger_is_better=True, of=of)
-        good = [each for each in made if each is not None and each.meets(bounds_ms)]
-        yield _rate("goodput", "requests/s", bins, _ends(good), of)
+    answers = list(served(calls))
+    if bounds_ms and answers:
+        made = [each.served for each in calls]
+        kept = [each is not None and each.meets(bounds_ms) for each in made]
+        if (share := of_share(kept)) is not None:
+            yield Measure("within the SLO", _SHARE, share, True, of)
+        good = [each for each in answers if each.meets(bounds_ms)]
+        yield from _rate("goodput", "requests/s", answers, _ends(good), of)
+
+
+def _rate(
+    name: str,
+    unit: str,
+    answers: Sequence[CompletedRequest],
+    amounts: Iterable[Amount],
+    of: str = "",
+) -> list[Measure]:
+    """Returns what came in a second of the time in which there were answers."""
+    bins = bins_of(answers, SECTIONS)
+    if bins is None:
+        return []
+    estimate = of_rate(bins.spread(amounts), bins.end_s - bins.begin_s)
+    return [Measure(name, unit, estimate, True, of)]
 
 
 def _ends(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
-    return (((each.ended_s, each.ended_s), 1.0) for each in completed)
+    return ((Interval(each.ended_s, each.ended_s), 1.0) for each in completed)

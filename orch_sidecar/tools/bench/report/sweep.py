@@ -138,7 +138,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     tpot = [*fit_series(sweep.fit, batches), *series("p50", "TPOT p50", by_batch=True)]
     charts = [
         ("Throughput", "; ".join(["With 95 % intervals", *limits(sweep)]), _CLIENTS, "tokens/s",
-         [*_in_proportion(sweep), *series("measured", "throughput")], False),
+         series("measured", "throughput"), False),
         ("Time to first token", "With the wait for a slot.", _CLIENTS, "ms", ttft, False),
         ("Time per output token", fit_text(sweep.fit), "sequences per step", "ms", tpot, True),
         ("Goodput", "Answers per second, and those of them within the SLO.", _CLIENTS,
@@ -160,16 +160,6 @@ def _pareto(sweep: Sweep) -> Iterator[Chart]:
         whole = f"tokens/s {'per accelerator' if accelerators else 'of the machine'}"
         user = Axis("tokens/s per user (1 / TPOT p50)")
         yield Chart("Throughput and speed", about, user, Axis(whole), series)
-
-
-def _in_proportion(sweep: Sweep) -> Iterator[Series]:
-    """Yields what throughput in proportion to the clients would be, up to the largest measured."""
-    sound = [point for point in sweep.points if point.result.is_sound]
-    if len(sound) > 1:
-        base, last = sound[0], sound[-1]
-        tokens_per_s = base.figures.tokens_per_s
-        ys = [tokens_per_s, tokens_per_s * last.clients / base.clients]
-        yield Series("in proportion", [base.clients, last.clients], ys, Style(":", "", 3))
 
 
 def fit_text(fit: Fit | None) -> str:

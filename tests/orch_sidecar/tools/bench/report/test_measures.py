@@ -12,21 +12,19 @@ from orch_sidecar.tools.bench.report.measures import (
     Bins,
     Estimate,
     bins_of,
-    generating,
     measures_of,
     of_percentile,
     of_rate,
     of_share,
     served,
     tokens,
-    waiting,
 )
 from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.facts.labels.intervals import Interval
 from tests.orch_sidecar.tools.bench.report.sample_reports import of_two_classes, online
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
     answered,
-    in_a_row,
     refused,
     result,
 )
@@ -144,13 +142,10 @@ def test_run_without_an_answer_has_no_figures() -> None:
 
 def test_amounts_are_spread_over_their_time_and_none_is_lost() -> None:
     bins = Bins(0.0, 10.0, 5)
-    sums = bins.spread([((1.0, 5.0), 8.0), ((9.0, 9.0), 1.0), ((10.0, 10.0), 2.0)])
+    times = (Interval(1.0, 5.0), 8.0), (Interval(9.0, 9.0), 1.0), (Interval(10.0, 10.0), 2.0)
+    sums = bins.spread(times)
     assert sums == pytest.approx([2.0, 4.0, 2.0, 0.0, 3.0])
     assert bins.edges == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
-
-
-def test_mean_is_of_the_time_that_spans_are_open() -> None:
-    assert Bins(0.0, 4.0, 2).mean([(0.0, 4.0), (1.0, 2.0)]) == pytest.approx([1.5, 1.0])
 
 
 def test_window_is_from_the_first_arrival_to_the_last_end() -> None:
@@ -164,17 +159,7 @@ def test_window_is_from_the_first_arrival_to_the_last_end() -> None:
     assert bins_of([], 10) is None
 
 
-def test_generation_and_wait_of_a_request() -> None:
-    [request] = result([answered(1.0, queue_ms=50.0)]).calls
-    assert list(generating([request])) == [pytest.approx((1.1, 1.2))]
-    assert list(waiting([request])) == [pytest.approx((1.0, 1.05))]
-    [(span, count)] = tokens([request])
-    assert span == pytest.approx((1.1, 1.2))
-    assert count == 11.0
-
-
-def test_request_without_an_answer_generates_nothing() -> None:
-    requests = result([refused(0.0), *in_a_row(2)]).calls
-    assert len(list(generating(requests))) == 2
-    assert len(list(tokens(requests))) == 2
-    assert list(waiting(requests)) == []
+def test_tokens_come_from_the_first_to_the_last_and_none_without_an_answer() -> None:
+    requests = result([refused(0.0), answered(1.0, queue_ms=50.0)]).calls
+    [(time, count)] = tokens(served(requests))
+    assert (time.start, time.end, count) == pytest.approx((1.1, 1.2, 11.0))

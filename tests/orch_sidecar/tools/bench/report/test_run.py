@@ -63,7 +63,7 @@ def test_report_shows_the_figures_of_the_result_with_intervals() -> None:
 
 def test_report_has_every_picture() -> None:
     assert of_online().charts == [
-        *TIMES, "Wait for a slot, by the sidecar's report", "Throughput", "Batch and queue",
+        *TIMES, "Wait for a slot, by the sidecar's report", "Throughput",
         "Decode steps by batch",
     ]  # fmt: skip
 

@@ -22,7 +22,6 @@ def test_report_has_the_curves_with_the_fit() -> None:
     assert "largest deviation" in page.text
     for point in found.points:
         assert str(point.clients) in page.texts
-    assert "in proportion" in page.texts
 
 
 def test_point_that_is_not_sound_is_drawn_apart() -> None:
