@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.facts.commands.verify import beside, read_trusted
+from orch_sidecar.tools.facts.commands.tables import beside, read_trusted
 from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, verify_table
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows

@@ -9,12 +9,12 @@ from typing import Final
 
 from orch_sidecar.tools.arguments import Unavailable, positive, share
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
+from orch_sidecar.tools.facts.commands.tables import beside, read_trusted, verified_places
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
     sound_rows,
 )
-from orch_sidecar.tools.facts.commands.verify import beside, read_trusted, verified_places
 from orch_sidecar.tools.facts.comparison import cost
 from orch_sidecar.tools.facts.comparison.compare import compare
 from orch_sidecar.tools.facts.comparison.report import as_page, charts_of, title_of

@@ -1,22 +1,40 @@
-"""`orch facts check` and `merge`: checks tables, and makes one of several."""
+"""`orch facts check`, `merge` and `verify`: what is wrong with tables, and what their evidence is
+worth, without the engine."""
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+import importlib.util
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.drawing.texts import counted
-from orch_sidecar.tools.facts.commands.terminal import (
-    Commands,
-    add_command,
+from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
+from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
+from orch_sidecar.tools.facts.signing.verdict import (
+    Verdict,
+    Verified,
+    verify_evidence,
+    verify_table,
 )
-from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
+from orch_sidecar.tools.facts.tables.check import (
+    LocatedRow,
+    check,
+    header_fault,
+    merge,
+    valid_rows,
+)
 from orch_sidecar.tools.facts.tables.files import locked, read, write
-from orch_sidecar.tools.facts.tables.notes import ENGINE
-from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
-from orch_sidecar.tools.facts.tables.table import Table
+from orch_sidecar.tools.facts.tables.notes import ENGINE, GIVEN, LOADED, UNKNOWN
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
+from orch_sidecar.tools.terminal import escaped, print_json
 
 _CHECK: Final = """Reports the faults of tables of facts by line and column.
 
@@ -32,12 +50,45 @@ are these columns and notes:
   {" ".join(MEASUREMENT)}
   {" ".join(ENGINE)}"""
 
+_VERIFY: Final = """Verifies the signed evidence of facts, offline.
+
+It verifies signatures, the certificate of the engine's key by a trusted key, both hash chains, and
+that the row follows from them. Each FILE is a table, whose evidence lies beside it (<sha256>.json,
+as the note `evidence` names it), or one such file. KEYS has the trusted public keys with the time
+for which each is valid, as `orch key --evidence` prints them; without it no signer is known.
+The verdicts:
+
+  verified                an engine certified by a trusted key signed what the row states
+  intact, signer unknown  nothing was changed, but no trusted key vouches for the engine
+  not fresh               without a nonce: made of traces, or asked for without one
+  unverified              the row has no evidence, or none of the model that ran
+  failed                  the evidence or the row was changed, or the row does not follow from it,
+                          or it was signed at a time that this machine's clock has not reached
+
+Throughput is recomputed from the engine's finished sequences, from their first arrival to their
+last end by its clock; a row may not exceed it by more than 2 %. What only the client measured, and
+what was given by hand, stands beside the verdict. A host that holds a trusted key can state
+anything: this verifies who stated it."""
+
+_VERIFY_EPILOG: Final = """examples:
+  orch facts verify tps_model_gpu.csv --trusted trusted.yaml
+  orch facts verify facts/*.csv --trusted trusted.yaml --json
+
+exit code: 0 only if every row is verified"""
+
 
 def add_commands(commands: Commands) -> None:
-    """Adds `check` and `merge`."""
+    """Adds `check`, `merge` and `verify`."""
     add_command(commands, "check", _check, _CHECK, files="tables of facts")
     add = add_command(commands, "merge", _merge, _MERGE, files="tables of facts").add_argument
     add("-o", "--output", type=Path, metavar="OUT", required=True, help="the file to write")
+
+    files = "tables of facts, or the evidence of single rows"
+    add = add_command(
+        commands, "verify", _verify, _VERIFY, _VERIFY_EPILOG, files=files
+    ).add_argument
+    add("--trusted", type=Path, metavar="KEYS", help="YAML with the public keys of operators")
+    add("--json", action="store_true", help="print the verdicts as JSON")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -45,9 +96,19 @@ def _check(options: argparse.Namespace) -> int:
     for path in options.files:
         table = read(path)
         faults = check(table)
-        print(*faults, _summary(table, faults), sep="\n")
+        labels = [located.row.measurement_type for located in valid_rows(table)]
+        summary = f"{_summary(table, labels)}, {counted(len(faults), 'fault')}"
+        print(*faults, summary, sep="\n")
         code = max(code, 1 if faults else 0)
     return code
+
+
+def _summary(table: Table, kinds: Sequence[Label] | Sequence[Verdict]) -> str:
+    """Counts the rows, and those of each kind in its order."""
+    counts = Counter(kinds)
+    texts = [f"{counts[each]} {each}" for each in (*Label, *Verdict) if counts[each]]
+    of_each = f" ({', '.join(texts)})" if texts else ""
+    return f"{table.name}: {counted(len(table.rows), 'row')}{of_each}"
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -65,10 +126,157 @@ def _merge(options: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(table: Table, faults: list[Fault]) -> str:
-    """Counts the rows, the valid ones by label, and the faults."""
-    labels = Counter(located.row.measurement_type for located in valid_rows(table))
-    counts = [f"{labels[label]} {label}" for label in Label if labels[label]]
-    valid = ", ".join(counts) if counts else "none valid"
-    rows = counted(len(table.rows), "row")
-    return f"{table.name}: {rows} ({valid}), {counted(len(faults), 'fault')}"
+def read_trusted(path: Path | None) -> TrustedKeys:
+    """Reads a file of trusted keys; none without a file. Raises OSError and UnreadableFile."""
+    if path is None:
+        return {}
+    _require_cryptography()
+    try:
+        return parse_trusted(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also of another encoding
+        raise UnreadableFile(f"{path}: {error}") from None
+
+
+def _require_cryptography() -> None:
+    if importlib.util.find_spec("cryptography") is None:
+        raise UnreadableFile("signatures need the package cryptography: install it")
+
+
+def beside(*paths: Path) -> Callable[[str], bytes | None]:
+    """Returns what reads the evidence files beside tables, by their digest."""
+    folders = dict.fromkeys(path.resolve().parent for path in paths)
+
+    def read_evidence(name: str) -> bytes | None:
+        found = (folder / f"{name}{SUFFIX}" for folder in folders)
+        return next((path.read_bytes() for path in found if path.is_file()), None)
+
+    return read_evidence
+
+
+def verified_places(tables: Sequence[Table], trusted: TrustedKeys) -> set[str]:
+    """Returns where the rows are that are verified, by the evidence beside their tables."""
+    verdicts = verdicts_of(tables, trusted) if trusted else {}  # without keys none is
+    verified = Verdict.VERIFIED
+    return {f"{file}:{line}" for (file, line), each in verdicts.items() if each.verdict is verified}
+
+
+def _verify(options: argparse.Namespace) -> int:
+    _require_cryptography()
+    trusted = read_trusted(options.trusted)
+    tables = [read(path) for path in options.files if path.suffix != SUFFIX]
+    for fault in filter(None, map(header_fault, tables)):
+        raise Unavailable(str(fault))
+    verdicts = verdicts_of(tables, trusted)
+    for path in options.files:
+        if path.suffix == SUFFIX:
+            found = verify_evidence(path.stem, path.read_bytes(), trusted, now_s=time.time())
+            verdicts[str(path), None] = found
+    documents = [_document(*place, found) for place, found in verdicts.items()]
+    if options.json:
+        print_json(documents)
+    else:
+        for each in documents:
+            # Text of a file cannot pass for a line of its own.
+            print(*map(escaped, _lines(each)), sep="\n")
+        for table in tables:
+            of_table = [each.verdict for (file, _), each in verdicts.items() if file == table.name]
+            print(_summary(table, of_table))
+    return 0 if {found.verdict for found in verdicts.values()} == {Verdict.VERIFIED} else 1
+
+
+# By file and line; the evidence of a single row has no line.
+_Verdicts = dict[tuple[str, int | None], Verified]
+
+
+def verdicts_of(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
+    """Returns the verdicts on rows. A row with a fault has failed, whatever its evidence.
+
+    One run makes one row, whichever table it is in; a copy in another table is the same row.
+    """
+    rows = [located for table in tables for located in valid_rows(table)]
+    first: dict[Row, LocatedRow] = {}
+    for located in rows:
+        first.setdefault(located.row, located)
+    read_evidence = beside(*(Path(table.name) for table in tables))
+    judged = verify_table(first.values(), read_evidence, trusted, time.time())
+    verdicts = {located.row: found for located, found in judged}
+    by_place = {(each.record.file, each.record.line): verdicts[each.row] for each in rows}
+    for table in tables:
+        faults: dict[int, list[str]] = defaultdict(list)
+        for fault in check(table):
+            faults[fault.line].append(fault.text)
+        for line, texts in faults.items():
+            by_place[table.name, line] = Verified(Verdict.FAILED, texts)
+    places = [(table.name, record.line) for table in tables for record in table.rows]
+    return {place: by_place[place] for place in places}
+
+
+def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]:
+    """Returns a verdict as JSON. `signed`: the engine's statements about itself and the run;
+    `engine`: the figures by its clock and counters; `given`: by hand, and to which tool."""
+    found: dict[str, Any] = {
+        "file": file,
+        "line": line,
+        "verdict": verified.verdict,
+        "reasons": list(verified.reasons),
+        "signer": verified.signer,
+        "evidence": verified.evidence,
+        "signed": None,
+        "engine": None,
+        "client_measured": list(verified.only_client),
+        "given": {},
+    }
+    if (proof := verified.proof) is not None:
+        state, batches = proof.after.snapshot, proof.states.batches
+        found["signed"] = {
+            "from": _time(proof.before.wall_s),
+            "to": _time(proof.after.wall_s),
+            "models": list(state.models),
+            "weights_sha256": proof.after.digests.get("weights", {}).get("sha256"),
+            "loaded": state.conditions.get(LOADED, UNKNOWN),
+            "statements": 1 + proof.after.sequence - proof.before.sequence,
+        }
+        found["engine"] = {
+            "tokens_per_s": proof.totals.tokens_per_s,
+            "window_s": proof.totals.window_s,
+            "sequences": len(proof.leaves),
+            "generated_tokens": proof.totals.output_tokens,
+            "batch_mean": batches.mean,
+            "batch_max": batches.largest,
+            "prefix_hit_ratio": proof.states.prefix_hit_ratio,
+        }
+    row = verified.row
+    if row is not None and GIVEN in (notes := parse_notes(row.scenario_notes)):
+        values = {name: getattr(row, name) for name in notes[GIVEN].split(",")}
+        tool = notes.get("tool", row.source_tag.partition(":")[0])
+        found["given"] = {"to": tool, "values": values}
+    return found
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
+
+
+def _lines(verdict: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines of a verdict: what is not the engine's word stands beside it."""
+    place = ":".join(str(verdict[name]) for name in ("file", "line") if verdict[name] is not None)
+    words = [f"{place}: {verdict['verdict']}"]
+    if verdict["signer"] is not None:
+        words[0] += f" (key {verdict['signer']})"
+    if verdict["client_measured"]:
+        words.append(f"client-measured: {', '.join(verdict['client_measured'])}")
+    if given := verdict["given"]:
+        values = ", ".join(f"{name} {value!r}" for name, value in given["values"].items())
+        words.append(f"given by hand to {given['to']}: {values}")
+    yield "; ".join(words)
+    yield from (f"  {reason}" for reason in verdict["reasons"])
+    for part in ("signed", "engine"):
+        if verdict[part] is not None:
+            texts = (f"{name} {_text(value)}" for name, value in verdict[part].items())
+            yield f"  {part}: {', '.join(texts)}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

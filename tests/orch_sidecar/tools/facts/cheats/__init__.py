@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from orch_sidecar.tools.facts.commands.verify import verdicts_of
+from orch_sidecar.tools.facts.commands.tables import verdicts_of
 from orch_sidecar.tools.facts.signing.verdict import Verdict
 from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row

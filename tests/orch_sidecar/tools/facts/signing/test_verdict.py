@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.commands.verify import beside
+from orch_sidecar.tools.facts.commands.tables import beside
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.thresholds import SHARED_STEPS
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of, named_by
