@@ -10,11 +10,11 @@ import argparse
 from typing import Final
 
 from orch_sidecar.tools.arguments import TextParser, run_command
-from orch_sidecar.tools.facts.commands import compare, imports, tables, traces
+from orch_sidecar.tools.facts.commands import compare, rows, tables
 from orch_sidecar.tools.terminal import escape_unencodable_output
 
 # In the order in which `orch facts --help` shows their commands.
-_MODULES: Final = (traces, imports, tables, compare)
+_MODULES: Final = (rows, tables, compare)
 
 _DESCRIPTION: Final = """Labelled throughput figures, as rows of tps_model_gpu.csv.
 

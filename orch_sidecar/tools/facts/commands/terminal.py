@@ -83,9 +83,10 @@ def read_url(url: str, key: str | None = None) -> bytes:
     raise UnreadableFile(f"cannot read {url.partition('?')[0]}: {reason}") from None
 
 
-def write_rows(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+def write_rows(options: argparse.Namespace, rows: Sequence[Row], others: Sequence[str]) -> None:
     """Appends rows to --output, or prints them as a table with a header, nothing without rows; with
-    --json as a list. Raises Unavailable, OSError and UnreadableFile."""
+    --json as a list. `others`: why the others are none. Raises Unavailable, OSError and
+    UnreadableFile."""
     if options.output is not None and rows:
         try:
             added = append(options.output, rows)
@@ -97,6 +98,8 @@ def write_rows(options: argparse.Namespace, rows: Sequence[Row]) -> None:
     elif options.output is None and rows:
         records = (COLUMNS, *map(row_fields, rows))
         print("".join(record_text(each, "\n") for each in records), end="")
+    for why in others:
+        print_error(why)
 
 
 def sound_rows(tables: Sequence[Table], why: str) -> list[LocatedRow]:
