@@ -16,6 +16,7 @@ from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
+from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
@@ -223,7 +224,7 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
         "evidence": verified.evidence,
         "signed": None,
         "engine": None,
-        "client_measured": list(verified.only_client),
+        "client_measured": [] if verified.row is None else client_measured(verified.row),
         "given": {},
     }
     if (proof := verified.proof) is not None:

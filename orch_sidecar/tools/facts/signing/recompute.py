@@ -20,7 +20,7 @@ from orch_sidecar.tools.facts.labels import intervals, measured, thresholds
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
-from orch_sidecar.tools.facts.labels.measured import Measured, Model, name_model
+from orch_sidecar.tools.facts.labels.measured import Model, name_model
 from orch_sidecar.tools.facts.labels.observation import Observation, observed
 from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun
 from orch_sidecar.tools.facts.signing.proof import Proof
@@ -53,18 +53,23 @@ def client_measured(row: Row) -> list[str]:
 
 
 def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
-    """Returns where a row does not follow from its evidence, empty if it does."""
-    try:
-        rebuilt = _rebuilt(run, proof)
-        anew = rebuilt.row()
-    except ValueError as error:
-        return [f"of the client's requests: {error}"]
+    """Returns where a row does not follow from its evidence, empty if it does. Raises ValueError
+    for a run without figures."""
+    state = proof.before.snapshot
+    model = name_model(run.model_id, run.model_name, state.models, [state.weights])
+    anew = run.measured(
+        model.given,
+        engine=measured.engine_of(state),
+        source_tag=f"orch-bench:{proof.before.run}",
+        batches=proof.states.batches,
+        settings=measured.settings_of(state, proof.states.prefix_hit_ratio),
+    )
     return [
         *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
-        *_other_model(run, proof),
-        *_differences(row, anew, rebuilt.totals.window_s),
+        *_other_model(run, model, state.models),
+        *_differences(row, anew.row(), anew.totals.window_s),
         *_left_out(run),
-        *_by_the_engine(rebuilt.totals, proof),
+        *_by_the_engine(anew.totals, proof),
         *impossible_times(run, proof),
     ]
 
@@ -88,18 +93,6 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
         running=[each.running for each in proof.requests],
         in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],
         clock_slack=proof.adjusted_s + thresholds.ROUNDING_S,
-    )
-
-
-def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
-    """Returns what a row of this run states. Raises ValueError for a run without figures."""
-    state = proof.before.snapshot
-    return run.measured(
-        engine=measured.engine_of(state),
-        source_tag=f"orch-bench:{proof.before.run}",
-        batches=proof.states.batches,
-        settings=measured.settings_of(state, proof.states.prefix_hit_ratio),
-        given=_model(run, proof).given,
     )
 
 
@@ -145,16 +138,11 @@ def _left_out(run: RecordedRun) -> Iterator[str]:
         yield f"{unknown} of {len(long)} answers have no first token"
 
 
-def _model(run: RecordedRun, proof: Proof) -> Model:
-    state = proof.before.snapshot
-    return name_model(run.model_id, run.model_name, state.models, [state.weights])
-
-
-def _other_model(run: RecordedRun, proof: Proof) -> Iterator[str]:
-    if run.model not in proof.before.snapshot.models:
+def _other_model(run: RecordedRun, model: Model, served_as: Sequence[str]) -> Iterator[str]:
+    if run.model not in served_as:
         yield f"the model {run.model!r} is not one that the engine served"
-    if (objection := _model(run, proof).objection) is not None:
-        yield f"model_id is {run.model_id!r}: {objection}"
+    if model.objection is not None:
+        yield f"model_id is {run.model_id!r}: {model.objection}"
 
 
 def _by_the_engine(whole: Totals, proof: Proof) -> Iterator[str]:

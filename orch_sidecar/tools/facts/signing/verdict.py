@@ -18,7 +18,7 @@ from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
 from orch_sidecar.tools.facts.signing.evidence_file import digest, named_by, parse_evidence
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
-from orch_sidecar.tools.facts.signing.recompute import client_measured, contradictions
+from orch_sidecar.tools.facts.signing.recompute import contradictions
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row
 from orch_sidecar.tools.facts.tables.notes import LOADED
@@ -48,29 +48,20 @@ class Verified:
     proof: Proof | None = None
 
     @property
-    def nonce(self) -> str | None:
-        return None if self.proof is None else self.proof.before.nonce
-
-    @property
     def signer(self) -> str | None:
         """The name of the trusted key that certified the engine's."""
         return None if self.proof is None else self.proof.signer
-
-    @property
-    def only_client(self) -> Sequence[str]:
-        """The notes that are the client's word."""
-        return () if self.row is None else client_measured(self.row)
 
     def repeats(self, other: Verified) -> str | None:
         """Returns what of another row's run it has, too: one run makes one row."""
         if self.proof is None or other.proof is None:
             return None
-        if self.nonce is not None and self.nonce == other.nonce:
+        mine, theirs = self.proof.before, other.proof.before
+        if mine.nonce is not None and mine.nonce == theirs.nonce:
             return "the nonce"
         here, there = self.proof.leaves, other.proof.leaves
-        same_epoch = self.proof.before.epoch == other.proof.before.epoch
         apart = here[0].number > there[-1].number or there[0].number > here[-1].number
-        return "the engine's sequences" if same_epoch and not apart else None
+        return "the engine's sequences" if mine.epoch == theirs.epoch and not apart else None
 
 
 def verify_table(
@@ -134,32 +125,27 @@ def verify_evidence(
             raise ValueError(f"the row in the evidence is not valid: {stated[0].text}")
         _check_same(row or stated, stated)
         proof = prove(evidence.signed, trusted)
+        if proof.after.wall_s > now_s + FUTURE_S:
+            signed, now = (
+                datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+                for at in (proof.after.wall_s, now_s)
+            )
+            raise ValueError(f"it was signed at {signed}, and the checker's clock is at {now}")
         run = parsed_as(RecordedRun, evidence.client_measured.result, "the client's result: ")
-        return _judged(name, proof, stated, run, now_s)
+        return _judged(name, proof, stated, run)
     except ValueError as error:
         return Verified(Verdict.FAILED, (str(error),), name)
 
 
-def _judged(name: str, proof: Proof, row: Row, run: RecordedRun, now_s: float) -> Verified:
+def _judged(name: str, proof: Proof, row: Row, run: RecordedRun) -> Verified:
     doubts: dict[Verdict, Sequence[str]] = {
-        Verdict.FAILED: contradictions(row, run, proof) or _of_the_future(proof, now_s),
+        Verdict.FAILED: contradictions(row, run, proof),
         Verdict.SIGNER_UNKNOWN: () if proof.signer else ("no trusted key certified the engine's",),
         Verdict.NOT_FRESH: () if proof.before.nonce else ("the statements have no nonce",),
         Verdict.UNVERIFIED: _unknown_model(proof),
     }
     verdict = next((each for each, reasons in doubts.items() if reasons), Verdict.VERIFIED)
     return Verified(verdict, doubts.get(verdict, ()), name, row, proof)
-
-
-def _of_the_future(proof: Proof, now_s: float) -> list[str]:
-    """Returns the reason of a run that ends after the checker's clock, nothing otherwise."""
-    if proof.after.wall_s <= now_s + FUTURE_S:
-        return []
-    signed, now = (
-        datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
-        for at in (proof.after.wall_s, now_s)
-    )
-    return [f"it was signed at {signed}, and the checker's clock is at {now}"]
 
 
 def _unknown_model(proof: Proof) -> list[str]:

@@ -14,6 +14,7 @@ from orch_sidecar.tools.facts.commands.tables import beside
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.thresholds import SHARED_STEPS
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of, named_by
+from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
@@ -77,7 +78,7 @@ def test_row_of_a_signed_run_is_verified_with_what_was_recomputed(operator: Oper
     batches = found.proof.states.batches
     assert (batches.mean, batches.largest) == (3.0, 3)
     assert (len(found.proof.leaves), found.proof.totals.output_tokens) == (3, 18)
-    assert found.only_client == CLIENTS
+    assert client_measured(row_of()) == CLIENTS
 
 
 def test_recorded_run_whose_requests_decode_beside_prompts_is_verified() -> None:
@@ -270,7 +271,7 @@ def test_every_changed_byte_of_the_file_is_noticed(operator: Operator) -> None:
 def test_evidence_alone_is_verified_by_its_name(operator: Operator) -> None:
     content, _ = evidence_and_row(SigningEngine(operator).measure())
     found = verify_evidence(digest(content), content, operator.trusted())
-    assert (found.verdict, found.nonce) == (Verdict.VERIFIED, NONCE)
+    assert (found.verdict, found.proof and found.proof.before.nonce) == (Verdict.VERIFIED, NONCE)
     assert verify_evidence("evidence", content, operator.trusted()).verdict is Verdict.FAILED
     for broken in (
         b"",
