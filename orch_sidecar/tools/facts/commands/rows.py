@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -218,8 +219,8 @@ def _make_rows(
     spans: Sequence[Span],
     source: str,
     place: str,
-    first_ns: int | None = None,
-    last_ns: int | None = None,
+    first_ns: float = -inf,
+    last_ns: float = inf,
 ) -> int:
     """Judges the scenarios in these spans, writes their rows, and prints the objections."""
     try:

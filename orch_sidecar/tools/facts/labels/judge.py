@@ -11,19 +11,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from orch_sidecar.tools.facts.labels import intervals
+from orch_sidecar.tools.facts.labels import intervals, thresholds
 from orch_sidecar.tools.facts.labels.observation import Observation, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.labels.thresholds import (
-    BUSY_S,
-    BUSY_SHARE,
-    CHUNK_ENDS,
-    CLOCKS_AGREE_S,
-    LACKING,
-    MOST_AGE_S,
-    SHARED_STEPS,
-    UNEXPLAINED_WAIT,
-)
 from orch_sidecar.tools.facts.tables.contradictions import load_contradictions
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -136,10 +126,10 @@ def _steps(seen: Observation) -> tuple[Rule, ...]:
         (Reason.ONE_BY_ONE, alone,
          f"the requests came one by one: the batch of up to {largest} sequences was that of a "
          f"single request, and {label} needs several requests at a time"),
-        (Reason.MOSTLY_ALONE, together and seen.shared < SHARED_STEPS,
+        (Reason.MOSTLY_ALONE, together and seen.shared < thresholds.SHARED_STEPS,
          f"{seen.shared:.0%} of the decode steps, or of their time, had sequences of several "
-         f"requests, and {label} needs {SHARED_STEPS:.0%}: a request that is alone is not "
-         "batched, however many sequences it has; send more of them at a time"),
+         f"requests, and {label} needs {thresholds.SHARED_STEPS:.0%}: a request that is alone is "
+         "not batched, however many sequences it has; send more of them at a time"),
         (Reason.BATCH_NOT_FULL, together and label is Label.OFFLINE and not full,
          f"the engine decoded at most {largest} sequences in one step, but slots and requests "
          f"allow more: offline needs a batch of {seen.target}"),
@@ -161,7 +151,7 @@ def _arrivals(seen: Observation) -> tuple[Rule, ...]:
         (Reason.OVERLAP, overlaps,
          f"{overlaps} of {len(seen.in_engine)} sequences arrived while another was in the engine: "
          "requests come one after the other"),
-        (Reason.TRICKLE, lacking > LACKING,
+        (Reason.TRICKLE, lacking > thresholds.LACKING,
          f"{lacking:.0%} of {seen.supply_target:g} sequences were missing before the last request "
          "arrived: send all at once, or keep as many in flight"),
     )  # fmt: skip
@@ -192,6 +182,7 @@ def _others(seen: Observation) -> tuple[Rule, ...]:
 def _beside(seen: Observation) -> tuple[Rule, ...]:
     """Objects to what spans show beside the answers."""
     found, single = seen.beside, seen.label is Label.SINGLE_STREAM
+    allowed_s = thresholds.UNEXPLAINED_WAIT * found.took_s
     return (
         (Reason.COALESCED, found.shared, "requests shared a generation, the tokens of which would "
          f"count several times: {found.shared}"),
@@ -205,7 +196,7 @@ def _beside(seen: Observation) -> tuple[Rule, ...]:
          f"(tracing must not sample): {found.unseen}"),
         (Reason.ENGINE_CHANGED, found.engines > 1,
          f"{found.engines} engines served it: it was restarted, or there are several"),
-        (Reason.OTHER_TRAFFIC, single and found.waited_s > UNEXPLAINED_WAIT * found.took_s,
+        (Reason.OTHER_TRAFFIC, single and found.waited_s > allowed_s,
          f"requests waited {found.waited_s:.3f} s for admission while none that is traced was "
          f"dispatched, and took {found.took_s:.3f} s: others had the slot"),
     )  # fmt: skip
@@ -225,7 +216,7 @@ def _tokens(seen: Observation) -> tuple[Rule, ...]:
         generated, read, hits = (
             states.generated_tokens, states.prefilled_tokens, states.prefix_hits
         )  # fmt: skip
-    there = None if read is None else (read + hits) * (1 + CHUNK_ENDS) + seen.sent
+    there = None if read is None else (read + hits) * (1 + thresholds.CHUNK_ENDS) + seen.sent
     most = answers if seen.in_steps is None else seen.in_steps
     decoded = round(seen.batches.steps * seen.batches.mean)
     return (
@@ -256,18 +247,18 @@ def _stale(seen: Observation) -> list[Rule]:
     rules = (
         *((state.state != "ready", f"the engine was {state.state} {when} the run: it must be ready")
           for when, state in states.ends),
-        *((age_ms > 1000 * MOST_AGE_S,
+        *((age_ms > 1000 * thresholds.MOST_AGE_S,
            f"the state {when} the run was {age_ms} ms old when it was saved: at most "
-           f"{1000 * MOST_AGE_S:g} ms are allowed") for when, age_ms in old),
-        (window_s > apart_s + CLOCKS_AGREE_S,
+           f"{1000 * thresholds.MOST_AGE_S:g} ms are allowed") for when, age_ms in old),
+        (window_s > apart_s + thresholds.CLOCKS_AGREE_S,
          f"the states are {apart_s:.1f} s apart, but the run took {window_s:.1f} s: one of them "
          "was saved during the run, or they are those of another run"),
-        (busy_s > window_s * (1 + BUSY_SHARE) + BUSY_S,
+        (busy_s > window_s * (1 + thresholds.BUSY_SHARE) + thresholds.BUSY_S,
          f"the engine was busy for {busy_s:.1f} s, but the run took {window_s:.1f} s: its times "
          "are wrong, or the states are those of another run"),
-        (began_s is not None and saved_s > began_s + CLOCKS_AGREE_S,
+        (began_s is not None and saved_s > began_s + thresholds.CLOCKS_AGREE_S,
          f"the state before the run is from {_utc(saved_s)}, the run began at {_utc(began_s)}"),
-        (ended_s is not None and again_s < ended_s - CLOCKS_AGREE_S,
+        (ended_s is not None and again_s < ended_s - thresholds.CLOCKS_AGREE_S,
          f"the state after the run is from {_utc(again_s)}, the run ended at {_utc(ended_s)}"),
         (end_s is not None and not _in_a_zone(end_s, saved_s + window_s, again_s),
          f"the run ended at {_utc(end_s)[:-1]} in some time zone, which in none is between the "
@@ -278,7 +269,7 @@ def _stale(seen: Observation) -> list[Rule]:
 
 def _in_a_zone(local_s: float, first_s: float, last_s: float) -> bool:
     """Returns whether a local time lies between two others in any time zone."""
-    slack_s = CLOCKS_AGREE_S + _DATE_S
+    slack_s = thresholds.CLOCKS_AGREE_S + _DATE_S
     zones = (local_s - _ZONE_S * zone for zone in range(-_MOST_ZONES, _MOST_ZONES + 1))
     return any(first_s - slack_s <= at_s <= last_s + slack_s for at_s in zones)
 
@@ -287,32 +278,26 @@ def _utc(at_s: float | None) -> str:
     return "" if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _changes(states: States) -> tuple[Rule, ...]:
+def _changes(states: States) -> list[Rule]:
     before, after = states.before, states.after
-    fixed = (
-        (any(getattr(before, name) != getattr(after, name) for name in names), detail)
-        for names, detail in _FIXED.items()
-    )
+    changed = (detail for name, detail in _FIXED.items()
+               if getattr(before, name) != getattr(after, name))  # fmt: skip
     older = after.requests_total < before.requests_total
-    return (
-        *((Reason.ENGINE_CHANGED, *each) for each in fixed),
+    return [
+        *((Reason.ENGINE_CHANGED, True, detail) for detail in dict.fromkeys(changed)),
         (Reason.ENGINE_CHANGED, older, "the second state is older than the first"),
-    )
+    ]
 
 
 # What two states of one engine have in common.
-_FIXED: Final[Mapping[tuple[str, ...], str]] = {
-    ("epoch",): "the engine was restarted",
-    ("profile", "measurement_type"): "the profile changed",
-    ("conditions", "weights"): "the engine's model or its configuration changed",
-    ("slots_total",): "the number of slots changed",
-    ("generation",): "the sidecar's configuration was reloaded",
-    (
-        "engine",
-        "engine_version",
-        "pool",
-        "gpu",
-        "gpu_count",
-        "precision",
-    ): "what the engine states of itself changed",
+_FIXED: Final[Mapping[str, str]] = {
+    "epoch": "the engine was restarted",
+    **dict.fromkeys(("profile", "measurement_type"), "the profile changed"),
+    **dict.fromkeys(("conditions", "weights"), "the engine's model or its configuration changed"),
+    "slots_total": "the number of slots changed",
+    "generation": "the sidecar's configuration was reloaded",
+    **dict.fromkeys(
+        ("engine", "engine_version", "pool", "gpu", "gpu_count", "precision"),
+        "what the engine states of itself changed",
+    ),
 }

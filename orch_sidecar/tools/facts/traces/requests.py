@@ -9,10 +9,10 @@ and a span of the engine for each sequence that it decoded.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.traces.sequence import (
     EngineSequence,
     parse_sequence,
 )
-from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span
+from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span, Value
 
 _ENGINE_SPAN: Final = "engine.request"
 _WAIT_SPAN: Final = "admission.wait"
@@ -155,8 +155,7 @@ class Request(Attributes):
         return self.engine_output_tokens if self.output_tokens is None else self.output_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
+class Unfinished(NamedTuple):
     """A request without a server span: it has not ended, or its span is missing.
 
     `end_ns`: None where it may still run.
@@ -164,7 +163,7 @@ class Unfinished:
 
     start_ns: int
     end_ns: int | None
-    pool: str | None
+    pool: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,77 +188,67 @@ def build_traffic(spans: Iterable[Span]) -> Traffic:
 
     Raises ValueError for an attribute of the wrong type.
     """
-    traces: dict[str, dict[str, Span]] = defaultdict(dict)
-    for span in spans:
-        traces[span.trace_id][span.span_id] = span
-    request_spans = [
-        span for trace in traces.values() for span in trace.values() if _is_request(span)
-    ]
+    known = {span.link: span for span in spans}
+    below: dict[tuple[str, Link | None], list[Span]] = defaultdict(list)
+    for span in known.values():
+        below[span.trace_id, _request_above(span, known)].append(span)
     leaders = {
         link
-        for span in request_spans
-        if span.attributes.get("orch.coalesced")
+        for span in known.values()
+        if _is_request(span) and span.attributes.get("orch.coalesced")
         for link in span.links
     }
-    requests: list[Request] = []
-    unfinished: list[Unfinished] = []
-    orphans: list[EngineSequence] = []
-    for trace in traces.values():
-        below: dict[str | None, list[Span]] = defaultdict(list)
-        for span in trace.values():
-            below[_request_above(span, trace)].append(span)
-        for span_id, under in below.items():
-            orphans += [parse_sequence(span) for span in under if _is_orphan(span, trace)]
-            if span_id is not None:
-                found = _request(trace[span_id], under, leaders)
-                if found.requested_sequences or found.outcome is not Outcome.SERVED:
-                    requests.append(found)
-                continue
-            pending = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
-            if pending:
-                unfinished.append(_unfinished(pending))
-    requests.sort(key=lambda request: request.start_ns)
-    return Traffic(tuple(requests), tuple(unfinished), tuple(orphans))
+    requests = [
+        _request(known[link], under, leaders)
+        for (_, link), under in below.items()
+        if link is not None
+    ]
+    unfinished = (_unfinished(under) for (_, link), under in below.items() if link is None)
+    return Traffic(
+        tuple(sorted(filter(None, requests), key=lambda request: request.start_ns)),
+        tuple(filter(None, unfinished)),
+        tuple(parse_sequence(span) for span in known.values() if _is_orphan(span, known)),
+    )
 
 
 def _is_request(span: Span) -> bool:
     return span.is_server and _REQUEST_ID in span.attributes
 
 
-def _request_above(span: Span, trace: dict[str, Span]) -> str | None:
-    """Returns the id of the topmost sidecar server span from a span upwards, itself included.
+def _request_above(span: Span, known: Mapping[Link, Span]) -> Link | None:
+    """Returns the topmost sidecar server span from a span upwards, itself included.
 
     A parent sidecar's span has a server span of the child sidecar below it for each attempt.
     """
     found, seen = None, set()
     at: Span | None = span
-    while at is not None and at.span_id not in seen:
-        seen.add(at.span_id)
+    while at is not None and at.link not in seen:
+        seen.add(at.link)
         if _is_request(at):
-            found = at.span_id
-        at = trace.get(at.parent_id or "")
+            found = at.link
+        at = known.get(at.parent)
     return found
 
 
-def _is_orphan(span: Span, trace: dict[str, Span]) -> bool:
+def _is_orphan(span: Span, known: Mapping[Link, Span]) -> bool:
     """Returns whether this is an engine sequence that no attempt of a sidecar accounts for."""
-    parent = trace.get(span.parent_id or "")
+    parent = known.get(span.parent)
     return span.name == SEQUENCE_SPAN and (parent is None or parent.name != _ENGINE_SPAN)
 
 
-def _unfinished(pending: list[Span]) -> Unfinished:
+def _unfinished(under: Iterable[Span]) -> Unfinished | None:
+    pending = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
+    if not pending:
+        return None
     ends = [span.end_ns for span in pending if span.name == _ENGINE_SPAN]
-    pool = pending[0].attributes.get("orch.pool")
-    return Unfinished(
-        start_ns=min(span.start_ns for span in pending),
-        end_ns=max(ends, default=None),
-        pool=None if pool is None else str(pool),
-    )
+    start_ns, pool = min(span.start_ns for span in pending), pending[0].attributes.get("orch.pool")
+    return Unfinished(start_ns, max(ends, default=None), pool)
 
 
-def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
+def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request | None:
+    """Returns a request, None for what is no request of a model: a page, or a probe."""
     waits = (span for span in under if span.name == _WAIT_SPAN)
-    return server.parsed(
+    found = server.parsed(
         Request,
         link=server.link,
         start_ns=server.start_ns,
@@ -268,6 +257,7 @@ def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
         attempts=_attempts(under),
         coalesced_leader=server.link in leaders,
     )
+    return found if found.requested_sequences or found.outcome is not Outcome.SERVED else None
 
 
 def _attempts(under: list[Span]) -> tuple[Attempt, ...]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Final
 
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
@@ -88,12 +89,12 @@ class Scenario:
 
 
 def group_scenarios(
-    traffic: Traffic, gap_s: float, first_ns: int | None = None, last_ns: int | None = None
+    traffic: Traffic, gap_s: float, first_ns: float = -inf, last_ns: float = inf
 ) -> list[Scenario]:
     """Groups requests into scenarios, by their start; some that were rejected belong to none.
 
     `gap_s`: without an id, a scenario ends where nothing of its kind ran for this long; with one,
-    for `ID_PAUSE_S`. `first_ns`, `last_ns`: the requested interval, None for no such end. Requests
+    for `ID_PAUSE_S`. `first_ns`, `last_ns`: the requested interval, with both ends. Requests
     that arrived outside of it only show that a scenario is cut: those of `margin_s` must be in
     the traffic.
     """
@@ -168,17 +169,11 @@ def _join(request: Request, scenarios: Sequence[list[Request]]) -> None:
 
 
 def _clipped(
-    traffic: Traffic, requests: Sequence[Request], first_ns: int | None, last_ns: int | None
+    traffic: Traffic, requests: Sequence[Request], first_ns: float, last_ns: float
 ) -> Scenario | None:
     """Returns the part of a scenario that arrived in the interval, None if there is none."""
-    early, kept, late = [], [], []
-    for each in sorted(requests, key=lambda request: request.start_ns):
-        if first_ns is not None and each.start_ns < first_ns:
-            early.append(each)
-        elif last_ns is not None and each.start_ns > last_ns:
-            late.append(each)
-        else:
-            kept.append(each)
-    if not kept:
-        return None
-    return Scenario(traffic, requests[0], tuple(kept), tuple(early), tuple(late))
+    ordered = sorted(requests, key=lambda request: request.start_ns)
+    kept = tuple(each for each in ordered if first_ns <= each.start_ns <= last_ns)
+    before = tuple(each for each in ordered if each.start_ns < first_ns)
+    after = tuple(each for each in ordered if each.start_ns > last_ns)
+    return Scenario(traffic, requests[0], kept, before, after) if kept else None

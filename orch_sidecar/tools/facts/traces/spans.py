@@ -152,6 +152,11 @@ class Span:
         return Link(self.trace_id, self.span_id)
 
     @property
+    def parent(self) -> Link:
+        """What a link to its parent has; to none where it has no parent."""
+        return Link(self.trace_id, self.parent_id or "")
+
+    @property
     def service(self) -> str:
         return str(self.resource.get(SERVICE, ""))
 
