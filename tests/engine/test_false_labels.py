@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import read_file
-from orch_sidecar.tools.facts.traces.verdict import judge
+from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine import trace_file
 from tests.engine.clients import all_exported, body, post, session
@@ -197,7 +197,7 @@ def verdicts(
     traffic = build_traffic(read_file(str(traces), traces.read_bytes()))
     for scenario in group_scenarios(traffic, 60.0):
         if scenario.key.run in names:
-            found = judge(scenario, Source("otlp:traces.jsonl"))
+            found = judge_scenario(scenario, Source("otlp:traces.jsonl"))
             objections = {f"{each.reason}: {each.detail}" for each in found.objections}
             judged[names[scenario.key.run]] |= {ROW} if found.row is not None else objections
     return judged

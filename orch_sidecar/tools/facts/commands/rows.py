@@ -46,7 +46,7 @@ from orch_sidecar.tools.facts.traces.scenarios import (
     margin_s,
 )
 from orch_sidecar.tools.facts.traces.spans import Span, all_spans, format_time, read_file, search
-from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge
+from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
 from orch_sidecar.tools.terminal import Progress, print_error
 
 _SCENARIO: Final = f"""A scenario is a set of requests with the same labels (measurement type,
@@ -230,7 +230,7 @@ def _make_rows(
         raise UnreadableFile(f"{source}: {error}") from None
     selected = [each for each in found if options.scenario in (None, each.key.scenario)]
     named = Source(source, options.model_id, options.model_name)
-    judged = [judge(each, named) for each in selected if not each.is_warmup]
+    judged = [judge_scenario(each, named) for each in selected if not each.is_warmup]
     warmups = [each.name for each in selected if each.is_warmup]
     rows = [each.row for each in judged if each.row is not None]
     write_rows(options, rows, [_objections_text(each) for each in judged if each.row is None])

@@ -5,7 +5,7 @@ Pure. Times are of one clock, in any unit. One that ends when another begins doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -57,20 +57,18 @@ def uncovered(intervals: Iterable[Interval], by: Iterable[Interval]) -> float:
     return sum((each.intervals * each.length for each in alone), 0.0)
 
 
+def time_mean(intervals: Iterable[Interval], of: Callable[[int], float]) -> float:
+    """Returns the mean of what a number of intervals is worth, over the time in which there was
+    one; 0 without any."""
+    found = [piece for piece in pieces(intervals) if piece.intervals]
+    length = sum(piece.length for piece in found)
+    worth = sum(of(piece.intervals) * piece.length for piece in found)
+    return worth / length if length else 0.0
+
+
 def share_together(intervals: Iterable[Interval]) -> float:
     """Returns for which share of the time in which there was one interval there were several."""
-    found = [piece for piece in pieces(intervals) if piece.intervals]
-    length = sum(piece.length for piece in found)
-    several = sum(piece.length for piece in found if piece.intervals > 1)
-    return several / length if length else 0.0
-
-
-def mean(intervals: Iterable[Interval]) -> float:
-    """Returns the mean number of intervals, of the time in which there was one; 0 without any."""
-    found = [piece for piece in pieces(intervals) if piece.intervals]
-    length = sum(piece.length for piece in found)
-    together = sum(piece.intervals * piece.length for piece in found)
-    return together / length if length else 0.0
+    return time_mean(intervals, lambda count: count > 1)
 
 
 def missing(intervals: Iterable[Interval], target: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from orch_sidecar.tools.facts.labels import thresholds
 from orch_sidecar.tools.facts.labels.intervals import Interval, most, share_together
@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
-_Count = TypeVar("_Count", int, float)
+_Count = TypeVar("_Count", bound=float | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,18 @@ class Beside:
     took_s: float = 0.0
 
 
+class Growth(Generic[_Count]):
+    """By how much a counter grew from one state of an engine to the next."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, states: States, _: type[States]) -> _Count:
+        before, after = (getattr(state, self._name) for _, state in states.ends)
+        grown: Any = None if None in (before, after) else after - before
+        return grown
+
+
 @dataclass(frozen=True, slots=True)
 class States:
     """Two states of one engine, idle both times: before the first request, after the last."""
@@ -64,37 +76,20 @@ class States:
         """Each with the word for when it was."""
         return ("before", self.before), ("after", self.after)
 
-    @property
-    def accepted(self) -> int:
-        """The requests that the engine accepted in between."""
-        return self.after.requests_total - self.before.requests_total
-
-    @property
-    def generated_tokens(self) -> int | None:
-        return _between(self.before.generated_tokens, self.after.generated_tokens)
-
-    @property
-    def prefilled_tokens(self) -> int | None:
-        return _between(self.before.prefilled_tokens, self.after.prefilled_tokens)
-
-    @property
-    def busy_s(self) -> float:
-        return self.after.busy_s - self.before.busy_s
-
-    @property
-    def prefill_s(self) -> float | None:
-        """What prompts added to its steps, of the seconds in which it was busy."""
-        return _between(self.before.prefill_s, self.after.prefill_s)
-
-    @property
-    def prefix_hits(self) -> int:
-        return self.after.prefix_hits - self.before.prefix_hits
+    # By how much the engine's counters grew in between; None where one is not reported.
+    accepted = Growth[int]("requests_total")
+    generated_tokens = Growth[int | None]("generated_tokens")
+    prefilled_tokens = Growth[int | None]("prefilled_tokens")
+    busy_s = Growth[float]("busy_s")
+    # What prompts added to its steps, of the seconds in which it was busy.
+    prefill_s = Growth[float | None]("prefill_s")
+    prefix_queries = Growth[int]("prefix_queries")
+    prefix_hits = Growth[int]("prefix_hits")
 
     @property
     def prefix_hit_ratio(self) -> float:
         """The share of the looked-up prompt tokens that the prefix cache had; 0 if none was."""
-        looked_up = self.after.prefix_queries - self.before.prefix_queries
-        return self.prefix_hits / looked_up if looked_up > 0 else 0.0
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries > 0 else 0.0
 
     @property
     def steps_by_batch(self) -> dict[int, int]:
@@ -260,7 +255,3 @@ def observed(label: Label, states: States, **more: Any) -> Observation:
         accepted=states.accepted,
         **more,
     )
-
-
-def _between(before: _Count | None, after: _Count | None) -> _Count | None:
-    return None if before is None or after is None else after - before

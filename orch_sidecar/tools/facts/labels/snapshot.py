@@ -122,23 +122,18 @@ class Snapshot:
 _SNAPSHOT: Final = TypeAdapter(Snapshot)
 
 
-def pool_names(document: Any) -> tuple[str, ...]:
-    """Returns the pools in a document. Raises InvalidSnapshot."""
-    return tuple(str(entry.get("pool")) for entry in _entries(document))
-
-
 def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
     """Parses the state of the engine of a pool (by default the only one).
 
     Raises InvalidSnapshot.
     """
     entries = _entries(document)
+    pools = ", ".join(str(entry.get("pool")) for entry in entries) or "none"
     if pool is not None:
         entries = [entry for entry in entries if entry.get("pool") == pool]
     if len(entries) != 1:
-        names = ", ".join(pool_names(document)) or "none"
         which = "a pool must be given" if pool is None else f"there must be one pool {pool!r}"
-        raise InvalidSnapshot(f"{which}: the document has {names}")
+        raise InvalidSnapshot(f"{which}: the document has {pools}")
     [entry] = entries
     if "engine" in entry and entry["engine"] is None:
         raise InvalidSnapshot(

@@ -8,8 +8,11 @@ decided by `labels.judge`. The figures are those of `labels.figures`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -17,8 +20,7 @@ from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.judge import Objection, Reason, objections_of
-from orch_sidecar.tools.facts.labels.judge import judge as judge_label
+from orch_sidecar.tools.facts.labels.judge import Objection, Reason, judge, objections_of
 from orch_sidecar.tools.facts.labels.measured import (
     Measured,
     Model,
@@ -63,7 +65,7 @@ class ScenarioVerdict:
     objections: tuple[Objection, ...]
 
 
-def judge(scenario: Scenario, source: Source) -> ScenarioVerdict:
+def judge_scenario(scenario: Scenario, source: Source) -> ScenarioVerdict:
     """Returns the row of a scenario that earned its label, or the objections.
 
     `source`: its tag is what was read, as `jaeger:orch-sidecar`; that of the row adds the scenario.
@@ -99,7 +101,7 @@ def objections(scenario: Scenario) -> list[Objection]:
     seen = observation_of(scenario)
     contradictions = (*_contradictions(scenario), *_counts(scenario, seen))
     found += (Objection(Reason.CONTRADICTION, detail) for detail in contradictions)
-    return [*found, *judge_label(seen)]
+    return [*found, *judge(seen)]
 
 
 def _incomplete(scenario: Scenario) -> Iterator[Objection]:
@@ -136,12 +138,11 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     if others := sorted(engine - {(label, str(profile))}):
         stated = ", ".join(f"{other} (profile {of})" for other, of in others)
         yield f"the sidecar reports {label} (profile {profile}), the engine {stated}"
-    for contradicts, text in _CHECKS:
-        if count := sum(map(contradicts, served)):
-            yield f"{counted(count, 'request')}: {text}"
-    for impossible, text in _SEQUENCE_CHECKS:
-        if count := sum(any(map(impossible, each.sequences)) for each in served):
-            yield f"{counted(count, 'request')}: {text}"
+    found = Counter(text for each in served for text in _impossible(each))
+    found += Counter(
+        text for each in served for text in {*chain(*map(_impossible_in_engine, each.sequences))}
+    )
+    yield from (f"{counted(count, 'request')}: {text}" for text, count in sorted(found.items()))
     named = PROFILE_LABELS.get(profile or "", label)
     if named != label:
         yield f"the profile {profile} is {named}: a measurement of it cannot be {label}"
@@ -176,92 +177,52 @@ def _counts(scenario: Scenario, seen: Observation) -> Iterator[str]:
         yield f"{detail} of up to {largest}"
 
 
-def _other_prompts(request: Request) -> bool:
-    if not request.sequences or request.parts:  # one prompt may be that of several parts
-        return False
-    return request.input_tokens not in (None, request.engine_input_tokens)
-
-
-def _other_tokens(request: Request) -> bool:
-    """Returns whether sidecar and engine generated other numbers of tokens.
-
-    A step of speculative decoding may generate tokens beyond a stop string: vLLM's statistics have
-    them, its answers have not.
-    """
-    if not request.sequences or request.output_tokens is None:
-        return False
-    surplus = sum(each.engine.tokens_per_step - 1 for each in request.sequences if each.stopped)
-    return not 0 <= request.engine_output_tokens - request.output_tokens <= surplus
-
-
-def _too_short(request: Request) -> bool:
-    """Returns whether the answer came sooner than the engine had generated it.
-
-    The last event of a stream can be missed where it is cut: that costs a step.
-    """
-    took_s = (request.end_ns - request.start_ns) / 1e9
-    return any(
-        took_s < max(each.inference_s, each.decode_s) * (1 - CLOCK_RATE) - each.step_s - ROUNDING_S
-        for each in request.sequences
+def _impossible(request: Request) -> Iterator[str]:
+    """Yields where sidecar and engine contradict each other, or themselves, about a request."""
+    sequences, start_ns, end_ns = request.sequences, request.start_ns, request.end_ns
+    # One prompt may be that of several parts.
+    prompts = None if request.parts or not sequences else request.input_tokens
+    if prompts not in (None, request.engine_input_tokens):
+        yield "sidecar and engine report different input tokens"
+    # A step of speculative decoding may generate tokens beyond a stop string: vLLM's statistics
+    # have them, its answers have not.
+    surplus = sum(each.engine.tokens_per_step - 1 for each in sequences if each.stopped)
+    answered = None if not sequences else request.output_tokens
+    if answered is not None and not 0 <= request.engine_output_tokens - answered <= surplus:
+        yield "sidecar and engine report different output tokens"
+    first_ns = start_ns if request.first_byte_ns is None else request.first_byte_ns
+    if request.closed_ns < start_ns:
+        yield "the end is before the start"
+    elif not start_ns <= first_ns <= end_ns <= request.closed_ns + ROUNDING_S * 1e9:
+        yield "the first token is after the last one, or one of them outside of the request"
+    if len(sequences) > request.requested_sequences:
+        yield "more sequences in the engine than were requested"
+    # The last event of a stream can be missed where it is cut: that costs a step.
+    least_s = (
+        max(each.inference_s, each.decode_s) * (1 - CLOCK_RATE) - each.step_s - ROUNDING_S
+        for each in sequences
     )
+    if (end_ns - start_ns) / 1e9 < max(least_s, default=-inf):
+        yield "the answer took less time than the engine took to generate it"
 
 
-def _tokens_out_of_order(request: Request) -> bool:
-    first_ns = request.start_ns if request.first_byte_ns is None else request.first_byte_ns
-    closed_ns = request.closed_ns + round(ROUNDING_S * 1e9)
-    ordered = request.start_ns <= first_ns <= request.end_ns <= closed_ns
-    return request.closed_ns >= request.start_ns and not ordered
-
-
-_CHECKS: Final[tuple[tuple[Callable[[Request], bool], str], ...]] = (
-    (_other_prompts, "sidecar and engine report different input tokens"),
-    (_other_tokens, "sidecar and engine report different output tokens"),
-    (lambda each: each.closed_ns < each.start_ns, "the end is before the start"),
-    (
-        _tokens_out_of_order,
-        "the first token is after the last one, or one of them outside of the request",
-    ),
-    (
-        lambda each: len(each.sequences) > each.requested_sequences,
-        "more sequences in the engine than were requested",
-    ),
-    (_too_short, "the answer took less time than the engine took to generate it"),
-)
-
-
-def _too_many_tokens(each: EngineSequence) -> bool:
-    steps = each.engine.engine_steps + UNCOUNTED_STEPS
-    return each.output_tokens > steps * each.engine.tokens_per_step
-
-
-def _impossible_counts(each: EngineSequence) -> bool:
-    return (
-        each.steps > min(each.engine.engine_steps, each.engine.decode_steps_total)
-        or not 0 < (each.engine.request_number or 0) <= each.engine.requests_total
-        or each.engine.tokens_per_step < 1
-    )
-
-
-def _other_speculation(each: EngineSequence) -> bool:
-    return (each.engine.conditions["speculative"] == "none") != (each.engine.tokens_per_step == 1)
-
-
-def _impossible_hits(each: EngineSequence) -> bool:
+def _impossible_in_engine(each: EngineSequence) -> Iterator[str]:
+    """Yields what the engine cannot have counted of a sequence."""
     at = each.engine
+    if each.output_tokens > (at.engine_steps + UNCOUNTED_STEPS) * at.tokens_per_step:
+        yield "more tokens than the engine's steps can have generated"
+    if (
+        each.steps > min(at.engine_steps, at.decode_steps_total)
+        or not 0 < (at.request_number or 0) <= at.requests_total
+        or at.tokens_per_step < 1
+    ):
+        yield "counts of the engine that contradict each other"
+    if (at.conditions["speculative"] == "none") != (at.tokens_per_step == 1):
+        yield "tokens per step that the engine's speculative decoding does not generate"
     if at.hits_before is None or at.queries_before is None:
-        return False
-    return not 0 <= at.hits - at.hits_before <= at.queries - at.queries_before
-
-
-_SEQUENCE_CHECKS: Final[tuple[tuple[Callable[[EngineSequence], bool], str], ...]] = (
-    (_too_many_tokens, "more tokens than the engine's steps can have generated"),
-    (_impossible_counts, "counts of the engine that contradict each other"),
-    (
-        _other_speculation,
-        "tokens per step that the engine's speculative decoding does not generate",
-    ),
-    (_impossible_hits, "more hits in the prefix cache than prompt tokens looked up in it"),
-)
+        return
+    if not 0 <= at.hits - at.hits_before <= at.queries - at.queries_before:
+        yield "more hits in the prefix cache than prompt tokens looked up in it"
 
 
 def _model(scenario: Scenario, given: Source) -> Model:
@@ -359,7 +320,7 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
     several = any(each.requested_sequences > 1 for each in scenario.served)
     return {
         "batch_limited_by": seen.limited_by if seen.label is Label.OFFLINE else None,
-        names.BATCH_REQUESTS: intervals.mean(together) if several else None,
+        names.BATCH_REQUESTS: intervals.time_mean(together, float) if several else None,
         "profile": scenario.key.profile,
         **scenario.sequences[0].engine.conditions,
         names.PREFIX_HIT_RATIO: prefix_hit_ratio(scenario.sequences),

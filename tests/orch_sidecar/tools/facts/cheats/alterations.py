@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge
+from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
 from tests.orch_sidecar.tools.facts.cheats import Gate, said_of
 from tests.orch_sidecar.tools.facts.spans import COUNTERS, counted, real, without
 
@@ -154,7 +154,7 @@ def verdict(
     traffic = build_traffic(both(*alterations)(real(recording)))
     found = group_scenarios(traffic, 60.0)
     scenario = next(each for each in found if each.key.scenario == SCENARIOS[recording])
-    return judge(scenario, given or Source("test"))
+    return judge_scenario(scenario, given or Source("test"))
 
 
 def reasons(found: ScenarioVerdict) -> set[str]:

@@ -20,8 +20,8 @@ def test_one_that_ends_when_another_begins_does_not_overlap_it() -> None:
 def test_share_and_mean_are_of_the_time_in_which_there_was_one() -> None:
     later = [*SOME, Interval(100, 101)]
     assert intervals.share_together(later) == 1 / 8
-    assert intervals.mean(later) == 9 / 8
-    assert intervals.share_together([]) == intervals.mean([]) == 0
+    assert intervals.time_mean(later, float) == 9 / 8
+    assert intervals.share_together([]) == 0
 
 
 def test_missing_are_those_until_the_last_begins() -> None:

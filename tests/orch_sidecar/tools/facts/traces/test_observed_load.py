@@ -11,7 +11,7 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import parse_notes
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span
-from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge
+from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
 from tests.orch_sidecar.tools.facts.spans import one, traffic_from
 
 SLOTS = 8
@@ -31,7 +31,7 @@ def offline(number: int, start_s: float, end_s: float, **more: Any) -> list[Span
 def judged(*requests: list[Span]) -> ScenarioVerdict:
     traffic = traffic_from(*requests)
     [scenario] = group_scenarios(traffic, 60.0)
-    return judge(scenario, Source("test"))
+    return judge_scenario(scenario, Source("test"))
 
 
 def objected(*requests: list[Span]) -> set[str]:

@@ -8,7 +8,7 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge
+from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import ALONE, traffic_from
 
@@ -30,7 +30,7 @@ def judged(*requests: list[Span], given: Source | None = None) -> ScenarioVerdic
     """Judges the single scenario of these requests."""
     traffic = traffic_from(*requests)
     [scenario] = group_scenarios(traffic, 60.0)
-    return judge(scenario, given or Source(JAEGER))
+    return judge_scenario(scenario, given or Source(JAEGER))
 
 
 def row_of(*requests: list[Span], given: Source | None = None) -> Row:
@@ -183,7 +183,7 @@ def test_cut_scenario_notes_which_end_is_missing() -> None:
     ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
     for first, last, cut in ends:
         [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9)
-        row = judge(scenario, Source("s")).row
+        row = judge_scenario(scenario, Source("s")).row
         assert row is not None
         assert parse_notes(row.scenario_notes).get("cut") == cut
 
