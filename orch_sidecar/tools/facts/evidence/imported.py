@@ -30,7 +30,6 @@ from orch_sidecar.tools.facts.labels.measured import (
     Notes,
     Source,
     engine_of,
-    latency_notes,
     name_model,
     settings_of,
 )
@@ -117,7 +116,7 @@ class ImportedRun:
     @property
     def latency_ms(self) -> dict[str, float]:
         """The latencies by the names of the notes."""
-        return {**latency_notes(self.totals.times_s, 1000), **self.stated_ms}
+        return {**self.totals.latency_ms, **self.stated_ms}
 
 
 def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:

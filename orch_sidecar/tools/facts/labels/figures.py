@@ -26,6 +26,14 @@ from orch_sidecar.tools.facts.tables.publication import estimate
 # The percentiles of a spread, by their names.
 PERCENTILES: Final[Mapping[str, float]] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
+# Those in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
+# 90th of the latency.
+LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "ttft": ("p50", "p95"),
+    "tpot": ("p50", "p95"),
+    "latency": ("p50", "p90", "p95"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
@@ -155,6 +163,17 @@ class Totals:
     def tokens_per_s(self) -> float:
         """The throughput."""
         return self.output_tokens / self.window_s
+
+    @property
+    def latency_ms(self) -> dict[str, float]:
+        """The times by the names of the notes: percentiles, and MLPerf's estimates of them."""
+        notes: dict[str, float] = {}
+        for name, places in LATENCIES.items():
+            if (spread := self.times_s.get(name)) is not None:
+                notes |= {f"{name}_{at}_ms": 1000 * getattr(spread, at) for at in places}
+                early = {f"{name}_{at}_early_ms": spread.early.get(at) for at in places}
+                notes |= {note: 1000 * at_s for note, at_s in early.items() if at_s is not None}
+        return notes
 
 
 def figures(served: Sequence[CompletedRequest]) -> Totals:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
-from orch_sidecar.tools.facts.labels.figures import Spread, Totals
+from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables import notes as names
@@ -72,14 +71,6 @@ class Source:
 # By their names; None: not noted.
 Notes = Mapping[str, str | int | float | None]
 
-# The percentiles in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
-# 90th of the latency.
-LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "ttft": ("p50", "p95"),
-    "tpot": ("p50", "p95"),
-    "latency": ("p50", "p90", "p95"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -99,7 +90,8 @@ class Measured:
     largest number of answers that were generated at once, is the column `batch`, and `claim` is the
     label that was asked for. `load`: how requests came, and by which tool; `outcomes`: what became
     of them; `settings`: of the engine; `doubts`: what limits the trust. All four, and `latency_ms`,
-    are notes by their names. `served_as`: the name that the model is served by.
+    are notes by their names, the latter those of `totals` unless it is given. `served_as`: the name
+    that the model is served by.
     """
 
     label: Label
@@ -111,7 +103,7 @@ class Measured:
     overlap: int = 0
     claim: Label | None = None
     load: Notes = field(default_factory=dict)
-    latency_ms: Mapping[str, float] = field(default_factory=dict)
+    latency_ms: Mapping[str, float] | None = None
     outcomes: Notes = field(default_factory=dict)
     settings: Notes = field(default_factory=dict)
     doubts: Notes = field(default_factory=dict)
@@ -130,7 +122,8 @@ class Measured:
             "window_s": round(window_s, 3),
         }
         if self.label is not Label.OFFLINE:  # there they only show the length of the queue
-            notes |= {name: round(value, 3) for name, value in self.latency_ms.items()}
+            latency_ms = self.totals.latency_ms if self.latency_ms is None else self.latency_ms
+            notes |= {name: round(value, 3) for name, value in latency_ms.items()}
         notes |= self.outcomes
         if self.batches is None:
             notes |= {"claim": self.claim or "none", "batch_is": "overlap"}
@@ -175,20 +168,3 @@ def engine_of(state: Snapshot) -> Engine:
 def settings_of(state: Snapshot, hit_ratio: float) -> Notes:
     """Returns the notes about an engine as it reports them. `hit_ratio`: of its prefix cache."""
     return {"profile": state.profile, **state.conditions, names.PREFIX_HIT_RATIO: hit_ratio}
-
-
-def latency_notes(spreads: Mapping[str, Spread | None], unit_ms: float) -> dict[str, float]:
-    """Returns the latency notes of spreads by their names, in ms: percentiles, and MLPerf's
-    estimates of them. `unit_ms`: the spreads' unit in milliseconds."""
-    notes: dict[str, float] = {}
-    for name, places in LATENCIES.items():
-        spread = spreads.get(name)
-        if spread is None:
-            continue
-        notes |= {f"{name}_{at}_ms": unit_ms * getattr(spread, at) for at in places}
-        notes |= {
-            f"{name}_{at}_early_ms": unit_ms * spread.early[at]
-            for at in places
-            if at in spread.early
-        }
-    return notes

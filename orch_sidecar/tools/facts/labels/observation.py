@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from orch_sidecar.tools.facts.labels import thresholds
 from orch_sidecar.tools.facts.labels.intervals import Interval, most, share_together
@@ -60,8 +60,7 @@ class Growth(Generic[_Count]):
 
     def __get__(self, states: States, _: type[States]) -> _Count:
         before, after = (getattr(state, self._name) for _, state in states.ends)
-        grown: Any = None if None in (before, after) else after - before
-        return grown
+        return cast(_Count, None if None in (before, after) else after - before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.measured import Measured, Model, Notes, latency_notes
+from orch_sidecar.tools.facts.labels.measured import Measured, Model, Notes
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import TIMES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -151,7 +151,7 @@ class RecordedRun(BaseModel):
             "model": Model(self.model_id, self.model_name, given),
             "totals": figures(self.served),
             "overlap": overlap(self.served),
-            "latency_ms": latency_notes(figures(some).times_s, 1000) if some else {},
+            "latency_ms": figures(some).latency_ms if some else {},
             "load": self._load,
             "outcomes": self._outcomes,
             "doubts": {

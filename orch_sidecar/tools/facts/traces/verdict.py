@@ -26,7 +26,6 @@ from orch_sidecar.tools.facts.labels.measured import (
     Model,
     Notes,
     Source,
-    latency_notes,
     name_model,
 )
 from orch_sidecar.tools.facts.labels.observation import Observation
@@ -255,7 +254,6 @@ def _measured(scenario: Scenario, model: Model, source: Source) -> Measured:
             "arrivals": arrivals_of(completed, seen.label),
             "run": scenario.key.run,
         },
-        latency_ms=latency_notes(found.times_s, 1000),
         outcomes={name: count or None for name, count in counts.items()},
         settings=_settings(scenario, seen),
         doubts={names.CUT: cut or None},

@@ -11,7 +11,7 @@ from orch_sidecar.tools.bench.load.call import Call, ClientHealth
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.labels.measured import LATENCIES
+from orch_sidecar.tools.facts.labels.figures import LATENCIES
 from orch_sidecar.tools.facts.tables.check import row_faults
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes

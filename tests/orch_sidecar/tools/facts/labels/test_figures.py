@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
-from orch_sidecar.tools.facts.labels.measured import latency_notes
 
 
 def test_tpot_of_one_sequence_excludes_its_first_token() -> None:
@@ -49,11 +48,11 @@ def test_answer_of_one_token_is_one_answer() -> None:
 
 
 def test_notes_are_in_milliseconds_and_omit_unknown_values() -> None:
-    notes = latency_notes(figures([served(0, 1, 2), served(1, 2, 3)]).times_s, 1000)
+    notes = figures([served(0, 1, 2), served(1, 2, 3)]).latency_ms
     assert notes["ttft_p50_ms"] == 1000
     assert notes["tpot_p95_ms"] == 500
     assert notes["latency_p90_ms"] == 2000
-    assert set(latency_notes(figures([served(0, None, 2)]).times_s, 1000)) == {
+    assert set(figures([served(0, None, 2)]).latency_ms) == {
         "latency_p50_ms",
         "latency_p90_ms",
         "latency_p95_ms",

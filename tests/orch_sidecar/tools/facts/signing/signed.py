@@ -16,7 +16,6 @@ from orch_sidecar.tools.facts.labels.measured import (
     Measured,
     Model,
     engine_of,
-    latency_notes,
     settings_of,
 )
 from orch_sidecar.tools.facts.labels.observation import Batches
@@ -209,7 +208,6 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
         source_tag=f"orch-bench:{run}",
         batches=Batches(tokens, batch, float(batch)),
         load={"tool": "orch bench", "arrivals": "closed_loop", "at_once": batch, "seed": 1},
-        latency_ms=latency_notes(found.times_s, 1000),
         settings={**settings_of(state, 0.0), "loaded": LOADED},
     ).row()
     notes = parse_notes(row.scenario_notes) | changes.pop("notes", {})
