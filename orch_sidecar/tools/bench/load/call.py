@@ -92,11 +92,15 @@ class Call:
 
     @property
     def recorded(self) -> recorded.Call:
-        """What a result has of it, with times that are not rounded yet."""
+        """What a result has of it, with times in whole microseconds."""
         first_s = self.event_s[0] if self.event_s else None
+        due_s, sent_s, first_s, ended_s = (
+            None if at_s is None else round(at_s, 6)
+            for at_s in (self.due_s, self.sent_s, first_s, self.ended_s)
+        )
         return recorded.Call(
-            *(self.due_s, self.sent_s, first_s, self.ended_s, self.status, self.fate.value),
-            *(self.why, self.input_tokens, self.output_tokens, self.queue_ms, self.service_class),
+            *(due_s, sent_s, first_s, ended_s, self.status, self.fate.value, self.why),
+            *(self.input_tokens, self.output_tokens, self.queue_ms, self.service_class),
         )
 
     @property

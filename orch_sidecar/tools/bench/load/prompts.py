@@ -67,13 +67,13 @@ class Prompt:
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
 
-def body(prompt: Prompt, model: str, *, ignore_eos: bool, salt: str = "") -> bytes:
+def body(prompt: Prompt, model: str, *, ignore_eos: bool, salt: str | None = None) -> bytes:
     """Returns the JSON body for `prompt.path`: of a stream, which ends with its usage.
 
     Sampling is greedy, so that runs are repeatable. `ignore_eos` generates exactly
     `output_tokens`; `min_tokens` covers models with further stop tokens, which `ignore_eos` does
     not ignore. `salt`: vLLM's `cache_salt`, so that runs share no prefix cache; otherwise a second
-    run of the same seed or file would find its prompts cached. Empty for none.
+    run of the same seed or file would find its prompts cached.
     """
     document: dict[str, Any] = {
         "model": model,
@@ -86,7 +86,7 @@ def body(prompt: Prompt, model: str, *, ignore_eos: bool, salt: str = "") -> byt
     }
     if ignore_eos:
         document |= {"ignore_eos": True, "min_tokens": prompt.output_tokens}
-    if salt:
+    if salt is not None:
         document["cache_salt"] = salt
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 

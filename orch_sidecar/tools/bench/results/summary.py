@@ -148,7 +148,7 @@ def result_of(run: RunRecord) -> Result:
     plan, scenario, calls = (
         run.plan,
         run.plan.scenario,
-        [_rounded(call.recorded) for call in run.calls],
+        [call.recorded for call in run.calls],
     )
     served = [made for call in calls if (made := call.served) is not None]
     totals = figures(served) if served else None
@@ -272,9 +272,3 @@ def _too_short(scenario: Scenario, window_s: float) -> list[str]:
     if scenario.arrivals is not Arrivals.AT_ONCE or not window_s < least_s < MIN_DURATION_S:
         return []
     return [f"{window_s:.1f} s instead of the requested {least_s:g} s: raise --requests"]
-
-
-def _rounded(call: RecordedCall) -> RecordedCall:
-    names = ("due_s", "sent_s", "first_s", "ended_s")
-    times = {name: at_s for name in names if (at_s := getattr(call, name)) is not None}
-    return call._replace(**{name: round(at_s, 6) for name, at_s in times.items()})

@@ -17,7 +17,7 @@ import importlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from itertools import islice
@@ -132,9 +132,7 @@ class Loadgen:
 
     def document(self, calls: Sequence[Call]) -> LoadgenDocument | None:
         """Returns its figures beside those of the run's calls; None where it did not finish."""
-        log = self._folder / _DETAIL
-        text = log.read_text(encoding="utf-8") if log.is_file() else ""
-        return compared(str(self._folder), text, calls, self._began_s)
+        return compared(self._folder, calls, self._began_s)
 
     def _as_scheduled(self, calls: Sequence[Call]) -> None:
         """Dates calls back by how late it was itself: a query is due when its schedule says so."""
@@ -202,34 +200,28 @@ class Loadgen:
             report(lg.QuerySamplesComplete, call.output_tokens or 1)
 
 
-def compared(
-    folder: str, detail: str, calls: Sequence[Call], began_s: float
-) -> LoadgenDocument | None:
-    """Returns its figures beside ours; None where it did not finish.
+def compared(folder: Path, calls: Sequence[Call], began_s: float) -> LoadgenDocument | None:
+    """Returns its figures in the logs of a folder beside ours; None where it did not finish.
 
-    `detail`: the log with them, of those in `folder`. `began_s`: when its clock began, by that of
-    the calls.
+    `began_s`: when its clock began, by that of the calls.
     """
-    found = _logged(detail)
+    log = folder / _DETAIL
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    entries = [json.loads(entry) for line in lines if (entry := line.partition(_LINE)[2])]
+    found = {each["key"]: each["value"] for each in entries}
     if "result_validity" not in found:
         return None
-    return LoadgenDocument(
-        folder=folder,
-        valid=found["result_validity"] == "VALID",
-        figures=list(_figures(found, calls, began_s)),
-    )
+    figures = [
+        ComparedFigure(name=name, loadgen=found[key] / unit, ours=ours)
+        for key, name, unit, ours in _figures(calls, began_s)
+        if found.get(key)
+    ]
+    valid = found["result_validity"] == "VALID"
+    return LoadgenDocument(folder=str(folder), valid=valid, figures=figures)
 
 
-def _logged(text: str) -> Mapping[str, Any]:
-    """Returns the last value of each key in the detail log."""
-    lines = (line.partition(_LINE)[2] for line in text.splitlines())
-    entries = [json.loads(line) for line in lines if line]
-    return {each["key"]: each["value"] for each in entries}
-
-
-def _figures(
-    found: Mapping[str, Any], calls: Sequence[Call], began_s: float
-) -> Iterator[ComparedFigure]:
+def _figures(calls: Sequence[Call], began_s: float) -> Iterator[tuple[str, str, float, float]]:
+    """Yields our figures: the key there, the name, the unit there in ours, and the value."""
     served = [
         served
         if call.free_s is None or call.due_s is not None
@@ -240,19 +232,13 @@ def _figures(
     if not served or len(served) < len(calls):
         return
     seconds = max(each.ended_s for each in served) - began_s
-    tokens_per_s = sum(each.output_tokens for each in served) / seconds
     for key in _TOKENS:
-        if key in found:
-            yield ComparedFigure(name="tokens/s", loadgen=found[key], ours=tokens_per_s)
+        yield key, "tokens/s", 1, sum(each.output_tokens for each in served) / seconds
     for name, (mean_key, percentile_key) in _TIMES.items():
         known = (each.times_s[name.lower()] for each in served)
         times_ms = sorted(1000 * each for each in known if each is not None)
-        if not times_ms:
-            continue
-        ours = {mean_key: (f"{name} mean, ms", fmean(times_ms))}
-        for p in _PERCENTILES:
-            at = len(times_ms) * p // 100
-            ours[percentile_key.format(p)] = (f"{name} p{p}, ms", times_ms[at])
-        for key, (text, value) in ours.items():
-            if found.get(key):
-                yield ComparedFigure(name=text, loadgen=found[key] / _NS_PER_MS, ours=value)
+        if times_ms:
+            yield mean_key, f"{name} mean, ms", _NS_PER_MS, fmean(times_ms)
+        for p in _PERCENTILES if times_ms else ():
+            ours = times_ms[len(times_ms) * p // 100]
+            yield percentile_key.format(p), f"{name} p{p}, ms", _NS_PER_MS, ours

@@ -6,6 +6,8 @@ throughput, and a salt keeps the engine's prefix cache from hits on earlier runs
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +41,7 @@ from orch_sidecar.tools.bench.results.result import (
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
 from orch_sidecar.tools.bench.runs.loadgen import Loadgen
-from orch_sidecar.tools.bench.runs.work import RunId, requests_of, warm_up_of, work_of
+from orch_sidecar.tools.bench.runs.work import fields_of, requests_of, warm_up_of, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.terminal import Progress, print_error
@@ -78,24 +80,26 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     first = await read_capabilities(plan.endpoint, plan.pool)
     _check_measurable(plan, first)
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
-    run = RunId.of(plan.scenario, salted=plan.ignore_eos or first is not None)
-    plan = replace(plan, scenario=replace(plan.scenario, cache_salt=run.salt or None))
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
+    secret, salted = secrets.token_hex(16), plan.ignore_eos or first is not None
+    plan = replace(plan, scenario=replace(plan.scenario, cache_salt=name if salted else None))
+    fields = fields_of(plan, name, secret)
     with Progress("warming up"):
-        before = await _warm_up(plan, run, first)
+        before = await _warm_up(plan, fields, first)
     if before is not None and not before.idle:
         raise (NotMeasurable if is_last else _Disturbed)(_BUSY)
-    statements = StatementsOfRun(plan, run.name, before)
+    statements = StatementsOfRun(plan, name, before)
     await statements.begin()
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     record = RunRecord(
         plan=plan,
-        id=run.name,
-        digest=run_digest(run.secret),
+        id=name,
+        digest=run_digest(secret),
         began_at=began_at,
         host=host(),
         before=before,
     )
-    await _load(record, run, due_s)
+    await _load(record, fields, due_s)
     if record.disturbed and not is_last:
         raise _Disturbed(record.disturbed)
     record.evidence = EvidenceDocument(missing="interrupted before the engine's statement")
@@ -108,7 +112,7 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     return result_of(record)
 
 
-async def _load(record: RunRecord, run: RunId, due_s: tuple[float, ...]) -> None:
+async def _load(record: RunRecord, fields: Mapping[str, str], due_s: tuple[float, ...]) -> None:
     """Sends the requests, until others send one or the user ends it. `due_s`: of the schedule."""
     plan, scenario, before = record.plan, record.plan.scenario, record.before
     # After which the run ends.
@@ -127,10 +131,11 @@ async def _load(record: RunRecord, run: RunId, due_s: tuple[float, ...]) -> None
     with Progress(f"{scenario.label} {scenario.text}") as progress:
         load, loadgen = LoadGenerator(plan.endpoint, show), None
         if scenario.loadgen is None:
-            work = work_of(plan, run, load, due_s)
+            work = work_of(plan, fields, load, due_s)
         else:
-            loadgen = Loadgen(scenario, plan.loadgen_logs or Path(f"orch-bench-{run.name}-loadgen"))
-            work = loadgen.work(load, requests_of(plan, run, scenario.seed))
+            logs = plan.loadgen_logs or Path(f"orch-bench-{record.id}-loadgen")
+            loadgen = Loadgen(scenario, logs)
+            work = loadgen.work(load, requests_of(plan, fields))
         try:
             with interruptible():
                 if before is None:
@@ -174,12 +179,14 @@ def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
         raise NotMeasurable("; ".join(reasons))
 
 
-async def _warm_up(plan: Plan, run: RunId, first: Capabilities | None) -> Capabilities | None:
+async def _warm_up(
+    plan: Plan, fields: Mapping[str, str], first: Capabilities | None
+) -> Capabilities | None:
     """Sends the warm-up; returns the engine's capabilities once it is idle again."""
     answered = 0
     if plan.scenario.warm_up_requests:
         load = LoadGenerator(plan.endpoint)
-        await load.run(warm_up_of(plan, run, load))
+        await load.run(warm_up_of(plan, fields, load))
         answered = sum(call.fate is Fate.ANSWERED for call in load.calls)
         if not answered:
             why = load.calls[0].why

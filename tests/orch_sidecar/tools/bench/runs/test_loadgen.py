@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from pathlib import Path
 
 import pytest
 
@@ -30,16 +31,17 @@ VALUES = {
 }
 
 
-def logged(**values: object) -> str:
+def logged(folder: Path, **values: object) -> Path:
     lines = [
         f":::MLLOG {json.dumps({'key': key, 'value': value})}"
         for key, value in {**VALUES, **values}.items()
     ]
-    return "\n".join(lines) + "\n"
+    (folder / "mlperf_log_detail.txt").write_text("\n".join(lines))
+    return folder
 
 
-def test_both_are_defined_alike() -> None:
-    found = compared("logs", logged(), CALLS, began_s=0.5)
+def test_both_are_defined_alike(tmp_path: Path) -> None:
+    found = compared(logged(tmp_path), CALLS, began_s=0.5)
     assert found is not None
     assert found.valid
     ours = {each.name: each.ours for each in found.figures}
@@ -55,13 +57,14 @@ def test_both_are_defined_alike() -> None:
     assert max(abs(each.difference) for each in found.figures) < 0.005
 
 
-def test_nothing_is_compared_where_a_request_was_not_answered() -> None:
+def test_nothing_is_compared_where_a_request_was_not_answered(tmp_path: Path) -> None:
     refused = Call(free_s=2.0, sent_s=2.0, ended_s=2.1, fate=Fate.REFUSED, status=429)
-    found = compared("logs", logged(result_validity="INVALID"), [*CALLS, refused], 0.0)
+    found = compared(logged(tmp_path, result_validity="INVALID"), [*CALLS, refused], 0.0)
     assert found is not None
     assert (found.valid, found.figures) == (False, [])
 
 
-def test_test_that_did_not_end_has_no_figures() -> None:
-    assert compared("logs", "", CALLS, 0.0) is None
-    assert compared("logs", ':::MLLOG {"key": "a", "value": 1}\n', CALLS, 0.0) is None
+def test_test_that_did_not_end_has_no_figures(tmp_path: Path) -> None:
+    assert compared(tmp_path, CALLS, 0.0) is None
+    (tmp_path / "mlperf_log_detail.txt").write_text(':::MLLOG {"key": "a", "value": 1}\n')
+    assert compared(tmp_path, CALLS, 0.0) is None
