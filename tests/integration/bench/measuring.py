@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.tools.bench.load.prompts import Prompt, cycle, synthetic
+from orch_sidecar.tools.bench.load.prompts import cycle, synthetic
 from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.runs.run import measure
@@ -38,8 +37,7 @@ def plan(url: str, scenario: Scenario, **more: Any) -> Plan:
 
 def the_same(seed: int) -> Any:
     """One prompt again and again."""
-    prompts = islice(synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, 1), 1)
-    return cycle([Prompt(each.content, each.input_tokens, OUTPUT_TOKENS) for each in prompts], seed)
+    return cycle([next(synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, 1))], seed)
 
 
 async def measured(url: str, scenario: Scenario, **more: Any) -> Result:

@@ -14,7 +14,7 @@ from orch_sidecar.tools.bench.load import scenario as arrivals
 from orch_sidecar.tools.bench.load.call import Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.tools.bench.load.prompts import body
+from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.results.result import Status
 from tests.benchmarks.upstream import MODEL, Script, Upstream
 from tests.integration.bench.measuring import CLOSED, measured, plan
@@ -32,7 +32,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
 def requests_to(upstream: Upstream) -> Iterator[Request]:
     endpoint = Endpoint.of(upstream.url, None, {})
     for prompt in plan(upstream.url, CLOSED).prompts(0):
-        written = body(replace(prompt, output_tokens=SCRIPT.tokens), MODEL, ignore_eos=True)
+        written = body(Prompt(prompt.prompt, SCRIPT.tokens), MODEL, ignore_eos=True)
         yield Request(
             endpoint.message(prompt.path, written, {}), prompt.input_tokens, SCRIPT.tokens
         )

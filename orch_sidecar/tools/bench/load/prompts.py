@@ -1,8 +1,7 @@
 """Prompts, synthetic or of a file, and the request bodies made of them.
 
-With `ignore_eos` and `min_tokens`, which are
-vLLM's and not part of OpenAI's API, the length of an answer is known beforehand, so that two runs
-do the same work.
+With `ignore_eos` and `min_tokens`, which are vLLM's and not part of OpenAI's API, the length of an
+answer is known beforehand, so that two runs do the same work.
 
 The entries of a file are objects of one of these kinds, one after the other (JSONL) or in one JSON
 list:
@@ -20,20 +19,16 @@ length is not used. Conversations without a human turn are skipped; ShareGPT has
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert, field
 
 from orch_sidecar.tools.facts.labels.documents import parse_all
-
-# Token ids, a text, or the messages of a chat.
-Content: TypeAlias = tuple[int, ...] | str | tuple[Mapping[str, Any], ...]
 
 # vLLM's prefix cache stores whole blocks of a prompt, of 16 tokens or more.
 BLOCK_TOKENS: Final = 16
@@ -45,26 +40,28 @@ LEAST_IDS: Final = 16
 SEED: Final = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The prompt of one request.
+_Ids = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)]
 
-    `input_tokens`: exact, or None where only the engine can count them. `output_tokens`: the
-    requested number, at least 1.
+
+class Prompt(Struct, frozen=True):
+    """The prompt of one request, as an entry of a file has it: token ids, a text, or a chat.
+
+    `output_tokens`: the requested number; 0: that of the command line.
     """
 
-    content: Content
-    input_tokens: int | None
-    output_tokens: int
+    prompt: _Ids | Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
+    output_tokens: Annotated[int, Meta(ge=1)] = 0
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | UnsetType = UNSET
 
     @property
-    def is_chat(self) -> bool:
-        return not isinstance(self.content, str) and isinstance(self.content[0], Mapping)
+    def input_tokens(self) -> int | None:
+        """How many tokens it has; None where only the engine can count them."""
+        return len(self.prompt) if isinstance(self.prompt, tuple) else None
 
     @property
     def path(self) -> str:
         """The path of the API that takes it."""
-        return "/v1/chat/completions" if self.is_chat else "/v1/completions"
+        return "/v1/completions" if self.messages is UNSET else "/v1/chat/completions"
 
 
 def body(prompt: Prompt, model: str, *, ignore_eos: bool, salt: str | None = None) -> bytes:
@@ -75,9 +72,10 @@ def body(prompt: Prompt, model: str, *, ignore_eos: bool, salt: str | None = Non
     not ignore. `salt`: vLLM's `cache_salt`, so that runs share no prefix cache; otherwise a second
     run of the same seed or file would find its prompts cached.
     """
+    is_chat = prompt.prompt is UNSET
     document: dict[str, Any] = {
         "model": model,
-        "messages" if prompt.is_chat else "prompt": prompt.content,
+        "messages" if is_chat else "prompt": prompt.messages if is_chat else prompt.prompt,
         "max_tokens": prompt.output_tokens,
         "temperature": 0.0,
         "seed": SEED,
@@ -110,7 +108,7 @@ def synthetic(
             if drawn[:BLOCK_TOKENS] in used:
                 continue
             used.add(drawn[:BLOCK_TOKENS])
-        yield Prompt(drawn, input_tokens, output_tokens)
+        yield Prompt(drawn, output_tokens)
 
 
 def cycle(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
@@ -147,7 +145,6 @@ def vocabulary(tokens: Sequence[int]) -> tuple[int, ...]:
 
 
 _HUMAN: Final = ("human", "user")
-_Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 
 
 class _Turn(Struct):
@@ -155,13 +152,10 @@ class _Turn(Struct):
     value: str
 
 
-class _Entry(Struct):
+class _Entry(Prompt, frozen=True):
     """An entry. Of `prompt`, `messages` and `conversations` it has one."""
 
-    prompt: Annotated[str, Meta(min_length=1)] | _Ids | UnsetType = UNSET
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | UnsetType = UNSET
     conversations: list[_Turn] | UnsetType = UNSET
-    output_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
 
 
 def from_file(path: Path, default_output_tokens: int | None, seed: int) -> tuple[Prompt, ...]:
@@ -197,18 +191,13 @@ def parse(name: str, content: bytes, default_output_tokens: int | None) -> Itera
 
 def _prompt(entry: _Entry, default_output_tokens: int | None) -> Prompt | None:
     """Returns the prompt of an entry; None for a conversation without a human turn."""
-    asked, messages, turns = entry.prompt, entry.messages, entry.conversations
-    if [asked, messages, turns].count(UNSET) != 2:
+    if [entry.prompt, entry.messages, entry.conversations].count(UNSET) != 2:
         raise ValueError("an entry must have exactly one of prompt, messages, conversations")
-    output_tokens = default_output_tokens if entry.output_tokens is UNSET else entry.output_tokens
+    output_tokens = entry.output_tokens or default_output_tokens
     if output_tokens is None:
         raise ValueError("has no output_tokens: add them to the entry, or give --output-tokens")
-    if isinstance(asked, str):
-        return Prompt(asked, None, output_tokens)
-    if isinstance(asked, list):
-        return Prompt(tuple(asked), len(asked), output_tokens)
-    if messages:
-        return Prompt(tuple(messages), None, output_tokens)
-    texts = (turn.value for turn in turns or () if turn.sender in _HUMAN)
+    if isinstance(entry.conversations, UnsetType):
+        return Prompt(entry.prompt, output_tokens, entry.messages)
+    texts = (turn.value for turn in entry.conversations if turn.sender in _HUMAN)
     question = next((text for text in texts if text.strip()), None)
-    return None if question is None else Prompt(question, None, output_tokens)
+    return None if question is None else Prompt(question, output_tokens)

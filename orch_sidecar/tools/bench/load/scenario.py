@@ -119,7 +119,7 @@ class Replay:
         class."""
         for number, (request, service_class, trace) in enumerate(merged(self.trace, self.bulk)):
             tokens = tuple(_tokens(request, trace, number, ids, seed))
-            yield Prompt(tokens, request.prompt_tokens, request.output_tokens), service_class
+            yield Prompt(tokens, request.output_tokens), service_class
 
 
 def _tokens(

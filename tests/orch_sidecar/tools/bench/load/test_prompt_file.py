@@ -43,16 +43,16 @@ def test_lines_are_texts_token_ids_and_chats() -> None:
         {"messages": CHAT, "output_tokens": 5},
     )
     assert parsed(text) == [
-        Prompt("What is a slot?", None, 3),
-        Prompt((5, 6, 7), 3, 4),
-        Prompt(tuple(CHAT), None, 5),
+        Prompt("What is a slot?", 3),
+        Prompt((5, 6, 7), 4),
+        Prompt(output_tokens=5, messages=CHAT),
     ]
 
 
 def test_entry_without_output_tokens_gets_those_of_the_command_line() -> None:
     assert parsed(jsonl({"prompt": "a"}, {"prompt": "b", "output_tokens": 2}), 9) == [
-        Prompt("a", None, 9),
-        Prompt("b", None, 2),
+        Prompt("a", 9),
+        Prompt("b", 2),
     ]
     assert objection(jsonl({"prompt": "a", "output_tokens": 1}, {"prompt": "b"}), None) == (
         "asked.jsonl:2: has no output_tokens: add them to the entry, or give --output-tokens"
@@ -65,7 +65,7 @@ def test_prompt_of_a_conversation_is_its_first_human_turn() -> None:
         talk(("system", "Be brief."), ("gpt", "Hello!"), ("user", "Third?"), ("gpt", "Yes.")),
         talk(("human", "  "), ("gpt", "What?"), ("human", "Fourth?")),
     ]
-    expected = [Prompt(text, None, 8) for text in ("First?", "Third?", "Fourth?")]
+    expected = [Prompt(text, 8) for text in ("First?", "Third?", "Fourth?")]
     assert parsed(json.dumps(entries)) == expected
     assert parsed(json.dumps(entries, indent=2)) == expected
     assert parsed(jsonl(*entries)) == expected
@@ -78,7 +78,7 @@ def test_answers_of_a_conversation_do_not_set_the_length_of_ours() -> None:
 
 def test_conversation_without_a_question_is_left_out() -> None:
     entries = [talk(), talk(("gpt", "Hello!")), talk(("human", "\n")), talk(("human", "First?"))]
-    assert parsed(json.dumps(entries)) == [Prompt("First?", None, 8)]
+    assert parsed(json.dumps(entries)) == [Prompt("First?", 8)]
 
 
 def test_list_may_hold_what_lines_hold() -> None:
@@ -88,26 +88,26 @@ def test_list_may_hold_what_lines_hold() -> None:
 
 def test_blank_lines_and_windows_ends_of_lines_are_borne() -> None:
     assert parsed('\r\n{"prompt": "a"}\r\n\r\n  {"prompt": "b"}  ') == [
-        Prompt("a", None, 8),
-        Prompt("b", None, 8),
+        Prompt("a", 8),
+        Prompt("b", 8),
     ]
 
 
 @given(
     st.lists(
         st.one_of(
-            st.text(min_size=1).map(lambda text: (text, None)),
-            st.lists(st.integers(0, 2**40), min_size=1).map(lambda ids: (tuple(ids), len(ids))),
+            st.text(min_size=1),
+            st.lists(st.integers(0, 2**40), min_size=1).map(tuple),
         )
     ),
     st.sampled_from([None, 1]),
     st.booleans(),
 )
 def test_whatever_is_written_is_read(
-    contents: list[tuple[Any, int | None]], indent: int | None, ascii_only: bool
+    contents: list[Any], indent: int | None, ascii_only: bool
 ) -> None:
-    entries = [{"prompt": content} for content, _ in contents]
-    expected = [Prompt(content, tokens, 8) for content, tokens in contents]
+    entries = [{"prompt": content} for content in contents]
+    expected = [Prompt(content, 8) for content in contents]
     assert parsed(json.dumps(entries, indent=indent, ensure_ascii=ascii_only)) == expected
     lines = "\n".join(json.dumps(entry, ensure_ascii=ascii_only) for entry in entries)
     assert parsed(lines) == expected
@@ -160,7 +160,7 @@ def test_file_is_shuffled_by_the_seed(tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     first = from_file(path, 8, 1)
     assert first == from_file(path, 8, 1)
-    assert sorted(first, key=lambda prompt: len(prompt.content)) == parsed(text)
+    assert sorted(first, key=lambda each: str(each.prompt)) == parsed(text)
     assert list(first) != parsed(text)
     assert from_file(path, 8, 2) != first
 

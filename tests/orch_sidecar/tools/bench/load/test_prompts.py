@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.tools.bench.load.prompts import (
     BLOCK_TOKENS,
     LEAST_IDS,
-    Content,
     Prompt,
     body,
     cycle,
@@ -24,8 +24,12 @@ from orch_sidecar.tools.bench.load.prompts import (
     vocabulary,
 )
 
-MESSAGES = ({"role": "user", "content": "What is a slot?"},)
-CONTENTS: list[Content] = [(1, 2, 3), "What is a slot?", MESSAGES]
+MESSAGES = [{"role": "user", "content": "What is a slot?"}]
+PROMPTS = (
+    Prompt((1, 2, 3), 16),
+    Prompt("What is a slot?", 16),
+    Prompt(output_tokens=16, messages=MESSAGES),
+)
 
 
 def written(prompt: Prompt, **options: Any) -> dict[str, Any]:
@@ -34,12 +38,11 @@ def written(prompt: Prompt, **options: Any) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("ignore_eos", [True, False])
 def test_sidecar_reads_from_the_body_what_the_prompt_contains(
-    content: Content, ignore_eos: bool
+    prompt: Prompt, ignore_eos: bool
 ) -> None:
-    prompt = Prompt(content, None, 16)
     sent = body(prompt, "llama", ignore_eos=ignore_eos)
     generation = ENDPOINTS[prompt.path].read(sent, max_depth=10, ctx_max=None)
     assert isinstance(generation, GenerationRequest)
@@ -49,11 +52,11 @@ def test_sidecar_reads_from_the_body_what_the_prompt_contains(
         "llama",
         16,
     )
-    assert generation.prompt_tokens == (3 if content == (1, 2, 3) else None)
+    assert generation.prompt_tokens == prompt.input_tokens
 
 
 def test_ids_and_texts_are_completions_and_messages_a_chat() -> None:
-    ids, text, chat = (Prompt(content, None, 1) for content in CONTENTS)
+    ids, text, chat = PROMPTS
     assert (ids.path, text.path, chat.path) == (
         "/v1/completions",
         "/v1/completions",
@@ -61,11 +64,11 @@ def test_ids_and_texts_are_completions_and_messages_a_chat() -> None:
     )
     assert written(ids, ignore_eos=False)["prompt"] == [1, 2, 3]
     assert written(text, ignore_eos=False)["prompt"] == "What is a slot?"
-    assert written(chat, ignore_eos=False)["messages"] == list(MESSAGES)
+    assert written(chat, ignore_eos=False)["messages"] == MESSAGES
 
 
 def test_body_is_compact_and_repeats_itself() -> None:
-    prompt = Prompt((7, 8), 2, 4)
+    prompt = Prompt((7, 8), 4)
     assert body(prompt, "llama", ignore_eos=True) == (
         b'{"model":"llama","prompt":[7,8],"max_tokens":4,"temperature":0.0,"seed":0,'
         b'"stream":true,"stream_options":{"include_usage":true},'
@@ -74,7 +77,7 @@ def test_body_is_compact_and_repeats_itself() -> None:
 
 
 def test_only_an_exact_length_uses_what_openai_does_not_know() -> None:
-    prompt = Prompt("hello", None, 4)
+    prompt = Prompt("hello", 4)
     plain = written(prompt, ignore_eos=False)
     assert not {"ignore_eos", "min_tokens"} & set(plain)
     exact = written(prompt, ignore_eos=True)
@@ -83,14 +86,18 @@ def test_only_an_exact_length_uses_what_openai_does_not_know() -> None:
 
 
 def test_salt_separates_runs_in_the_prefix_cache() -> None:
-    prompt = Prompt("hello", None, 4)
+    prompt = Prompt("hello", 4)
     assert written(prompt, ignore_eos=False, salt="run")["cache_salt"] == "run"
     assert "cache_salt" not in written(prompt, ignore_eos=False)
 
 
 @given(st.text(min_size=1))
 def test_body_keeps_every_text(text: str) -> None:
-    assert written(Prompt(text, None, 1), ignore_eos=False)["prompt"] == text
+    assert written(Prompt(text, 1), ignore_eos=False)["prompt"] == text
+
+
+def ids_of(prompts: Iterator[Prompt], count: int) -> list[tuple[int, ...]]:
+    return [each.prompt for each in islice(prompts, count) if isinstance(each.prompt, tuple)]
 
 
 @given(
@@ -102,29 +109,28 @@ def test_body_keeps_every_text(text: str) -> None:
 def test_synthetic_prompts_have_their_exact_length_and_different_first_blocks(
     ids: list[int], input_tokens: int, output_tokens: int, seed: int
 ) -> None:
-    prompts = list(islice(synthetic(ids, input_tokens, output_tokens, seed), 30))
+    made = synthetic(ids, input_tokens, output_tokens, seed)
+    first = next(made)
+    assert (first.input_tokens, first.output_tokens) == (input_tokens, output_tokens)
+    prompts = ids_of(made, 30)
     for prompt in prompts:
-        assert isinstance(prompt.content, tuple)
-        assert len(prompt.content) == prompt.input_tokens == input_tokens
-        assert set(prompt.content) <= set(ids)
-        assert prompt.output_tokens == output_tokens
-    assert len({prompt.content[:BLOCK_TOKENS] for prompt in prompts}) == 30
+        assert len(prompt) == input_tokens
+        assert set(prompt) <= set(ids)
+    assert len({prompt[:BLOCK_TOKENS] for prompt in prompts}) == 30
 
 
 @given(seed=st.integers(), other=st.integers())
 def test_same_seed_gives_the_same_prompts_and_another_one_others(seed: int, other: int) -> None:
     ids = range(100, 150)
-    first, again = (list(islice(synthetic(ids, 20, 4, seed), 10)) for _ in range(2))
+    first, again, others = (ids_of(synthetic(ids, 20, 4, each), 10) for each in (seed, seed, other))
     assert first == again
-    if other != seed:
-        others = islice(synthetic(ids, 20, 4, other), 10)
-        blocks = {prompt.content[:BLOCK_TOKENS] for prompt in first}
-        assert not blocks & {prompt.content[:BLOCK_TOKENS] for prompt in others}
+    blocks, of_others = ({ids[:BLOCK_TOKENS] for ids in each} for each in (first, others))
+    assert other == seed or not blocks & of_others
 
 
 def test_long_prompts_do_not_begin_as_short_ones_of_the_same_seed_do() -> None:
     short, long = (
-        {prompt.content[:BLOCK_TOKENS] for prompt in islice(synthetic(range(300), length, 4, 1), 9)}
+        {ids[:BLOCK_TOKENS] for ids in ids_of(synthetic(range(300), length, 4, 1), 9)}
         for length in (300, 1000)
     )
     assert not short & long
@@ -136,16 +142,14 @@ def test_prompts_depend_on_the_set_of_ids_and_not_on_their_order() -> None:
 
 
 def test_every_id_is_drawn_about_as_often_as_the_others() -> None:
-    drawn = Counter(
-        token for prompt in islice(synthetic(range(50), 100, 1, 1), 200) for token in prompt.content
-    )
+    drawn = Counter(chain.from_iterable(ids_of(synthetic(range(50), 100, 1, 1), 200)))
     # 400 of each are expected, with a deviation of 20.
     assert set(drawn) == set(range(50))
     assert all(abs(count - 400) < 100 for count in drawn.values())
 
 
 def test_prompts_shorter_than_a_block_may_be_repeated() -> None:
-    assert len({prompt.content for prompt in islice(synthetic([5, 6], 3, 1, 1), 99)}) == 8
+    assert len(set(ids_of(synthetic([5, 6], 3, 1, 1), 99))) == 8
 
 
 def test_vocabulary_is_each_id_of_the_text_once() -> None:
@@ -171,7 +175,7 @@ def test_invalid_vocabulary_is_rejected(tokens: list[int], message: str) -> None
 
 
 def test_cycle_yields_all_in_order_and_then_shuffles_each_round() -> None:
-    prompts = [Prompt(f"question {number}", None, 1) for number in range(20)]
+    prompts = [Prompt(f"question {number}", 1) for number in range(20)]
     asked = list(islice(cycle(prompts, 1), 60))
     rounds = [asked[start : start + 20] for start in (0, 20, 40)]
     assert rounds[0] == prompts
@@ -183,7 +187,7 @@ def test_cycle_yields_all_in_order_and_then_shuffles_each_round() -> None:
 
 
 def test_cycle_leaves_the_prompts_as_they_were() -> None:
-    prompts = [Prompt(str(number), None, 1) for number in range(9)]
+    prompts = [Prompt(str(number), 1) for number in range(9)]
     before = list(prompts)
     for _ in islice(cycle(prompts, 1), 30):
         pass

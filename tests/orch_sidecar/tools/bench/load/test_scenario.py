@@ -197,12 +197,12 @@ def prompts(replay: Replay, seed: int = 1) -> list[Prompt]:
 
 
 def tokens(replay: Replay, seed: int = 1) -> list[tuple[int, ...]]:
-    return [each.content for each in prompts(replay, seed)]  # type: ignore[misc]
+    return [each.prompt for each in prompts(replay, seed)]  # type: ignore[misc]
 
 
 def test_prompts_have_exactly_the_lengths_of_the_trace() -> None:
     found = prompts(Replay(trace(TracedRequest(0.0, 40, 7), TracedRequest(1.0, 1, 1))))
-    assert [(len(each.content), each.input_tokens) for each in found] == [(40, 40), (1, 1)]
+    assert [each.input_tokens for each in found] == [40, 1]
     assert [each.output_tokens for each in found] == [7, 1]
 
 
