@@ -31,7 +31,7 @@ from orch_sidecar.tools.bench.load import prompts
 from orch_sidecar.tools.bench.load.capabilities import served_model, token_ids
 from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint, api_key
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.bench.load.scenario import Plan, Replay, Scenario
+from orch_sidecar.tools.bench.load.scenario import Plan, Scenario, replaying
 from orch_sidecar.tools.bench.results.result import GIVEN
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, MIN_QUERIES
@@ -217,10 +217,14 @@ def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
             "--find-rate needs an SLO: give --slo-ttft-ms, --slo-tpot-ms or --slo-latency-ms"
         )
     if options.trace is not None:
-        factors = options.trace_window, options.time_factor, options.length_factor
-        replay = Replay(*traces_of(options), options.bulk_clients, *factors)
-        length = {"least_requests": len(replay.due_s), "least_seconds": 0.0}
-        return {"arrivals": Arrivals.TRACE, "replay": replay, "trace": replay.document, **length}
+        from_s, until_s = options.trace_window
+        return replaying(
+            *traces_of(options),
+            window_s=(from_s, until_s if math.isfinite(until_s) else None),
+            time_factor=options.time_factor,
+            length_factor=options.length_factor,
+            bulk_clients=options.bulk_clients,
+        )
     if options.concurrency is not None:
         return {"arrivals": Arrivals.CLOSED_LOOP}
     if options.burstiness is None:
@@ -237,8 +241,8 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
     """Returns the plan. Raises EndpointError, OSError and ValueError."""
     endpoint = Endpoint.of(options.url, api_key(), dict(options.header))
     model = options.model or await served_model(endpoint, options.pool)
-    replay, ids = scenario.replay, tuple[int, ...]()
-    if options.prompts is None or replay is not None:
+    trace, ids = scenario.trace, tuple[int, ...]()
+    if options.prompts is None or trace is not None:
         ids = prompts.vocabulary(await token_ids(endpoint, model, prompts.PAIRS))
     made: Callable[[int], Iterator[Prompt]]
     if options.prompts is not None:
@@ -248,9 +252,9 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
         lengths = options.input_tokens, options.output_tokens or _OUTPUT_TOKENS
         made = partial(prompts.synthetic, ids, *lengths)
         text = "synthetic, {} in, {} out".format(*lengths)
-    if replay is not None:
-        beside = f"; bulk: {text}" if replay.bulk_clients else ""
-        text = f"synthetic, of the lengths of {replay.trace.name}{beside}"
+    if trace is not None:
+        beside = f"; bulk: {text}" if trace.bulk_clients else ""
+        text = f"synthetic, of the lengths of {trace.name}{beside}"
     output = options.output
     return Plan(
         endpoint=endpoint,

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Fate
-from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
+from orch_sidecar.tools.bench.load.scenario import Scenario, replaying
 from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result
-from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
 from orch_sidecar.tools.traces import Trace, TracedRequest
 from tests.integration.bench.decoding import Decoding
@@ -30,11 +29,8 @@ TRACE = Trace(
 
 
 def scenario(**more: Any) -> Scenario:
-    replay = Replay(TRACE, **more)
-    return Scenario(
-        Label.BATCHED_ONLINE, Arrivals.TRACE, len(TRACE.requests), 0.0, 0,
-        slo_ms={"ttft": 60_000.0}, trace=replay.document, replay=replay,
-    )  # fmt: skip
+    fields = replaying(TRACE, **more)
+    return Scenario(Label.BATCHED_ONLINE, seed=0, slo_ms={"ttft": 60_000.0}, **fields)
 
 
 async def replayed(engine: ScriptedEngine, cloud: Running, **more: Any) -> Result:

@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
-from math import inf, isfinite
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
 
@@ -77,49 +76,36 @@ def until(
     return tuple(taken)
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Interactive requests by a trace, and bulk work beside them.
+# The requests of traces in the order of their arrival, each with its class and its own trace.
+Traced: TypeAlias = Sequence[tuple[TracedRequest, ServiceClass, Trace]]
 
-    `trace`, `bulk`: the part that is replayed, with its factors applied; `window_s` and the factors
-    are for the record. `bulk_clients`: clients that always have a bulk request.
+
+def replaying(trace: Trace, bulk: Trace | None = None, **stated: Any) -> dict[str, Any]:
+    """Returns the fields of a scenario that replays a trace, with another of bulk requests beside.
+
+    Both as they are replayed. `stated`: further fields of its document, by default of all of it.
     """
+    values: dict[str, Any] = {"window_s": (0.0, None), "time_factor": 1.0, "length_factor": 1.0}
+    if bulk is not None:
+        values |= {"bulk_name": bulk.name, "bulk_sha256": bulk.sha256}
+        values["bulk_requests"] = len(bulk.requests)
+    count, requests = len(trace.requests), merged(trace, bulk)
+    return {
+        "arrivals": Arrivals.TRACE,
+        "least_requests": len(requests),
+        "least_seconds": 0.0,
+        "trace": TraceDocument(trace.name, trace.sha256, count, **values | stated),
+        "replay": requests,
+    }
 
-    trace: Trace
-    bulk: Trace | None = None
-    bulk_clients: int = 0
-    window_s: tuple[float, float] = (0.0, inf)
-    time_factor: float = 1.0
-    length_factor: float = 1.0
 
-    @property
-    def document(self) -> TraceDocument:
-        """What the record of a run has of it."""
-        (from_s, until_s), bulk = self.window_s, self.bulk
-        return TraceDocument(
-            self.trace.name,
-            self.trace.sha256,
-            len(self.trace.requests),
-            (from_s, until_s if isfinite(until_s) else None),
-            self.time_factor,
-            self.length_factor,
-            self.bulk_clients,
-            None if bulk is None else bulk.name,
-            None if bulk is None else bulk.sha256,
-            0 if bulk is None else len(bulk.requests),
-        )
-
-    @property
-    def due_s(self) -> tuple[float, ...]:
-        """When each request of the schedule is due."""
-        return tuple(request.at_s for request, _, _ in merged(self.trace, self.bulk))
-
-    def prompts(self, ids: Sequence[int], seed: int) -> Iterator[tuple[Prompt, ServiceClass]]:
-        """Yields the prompt of each request of the schedule, made of these token ids, and its
-        class."""
-        for number, (request, service_class, trace) in enumerate(merged(self.trace, self.bulk)):
-            tokens = tuple(_tokens(request, trace, number, ids, seed))
-            yield Prompt(tokens, request.output_tokens), service_class
+def traced_prompts(
+    replay: Traced, ids: Sequence[int], seed: int
+) -> Iterator[tuple[Prompt, ServiceClass]]:
+    """Yields the prompt of each request, made of these token ids, and its class."""
+    for number, (request, service_class, trace) in enumerate(replay):
+        tokens = tuple(_tokens(request, trace, number, ids, seed))
+        yield Prompt(tokens, request.output_tokens), service_class
 
 
 def _tokens(
@@ -147,7 +133,7 @@ class Scenario:
     request must meet to count as goodput, by the names of the times. `loadgen`: the version of
     MLCommons' load generator that sends it, None if this one does. `prompts`: describes them.
     `cache_salt`: separates the run's prefix cache from that of other runs; None where none was
-    sent. `trace`: says what `replay` is of, which determines when the run ends.
+    sent. `trace`: says what `replay` is of, which has the times of the requests.
     """
 
     label: Label
@@ -164,7 +150,7 @@ class Scenario:
     prompts: str = ""
     cache_salt: str | None = None
     trace: TraceDocument | None = None
-    replay: Annotated[Replay | None, Field(exclude=True)] = None
+    replay: Annotated[Traced, Field(exclude=True)] = ()
 
     @property
     def text(self) -> str:
@@ -182,8 +168,8 @@ class Scenario:
 
 def schedule(scenario: Scenario) -> tuple[float, ...]:
     """Returns the due times of an open loop, all 0 at once; empty for other arrivals."""
-    if scenario.replay is not None:
-        return scenario.replay.due_s
+    if scenario.replay:
+        return tuple(request.at_s for request, _, _ in scenario.replay)
     rate = scenario.rate_per_s
     if scenario.arrivals is Arrivals.AT_ONCE and scenario.loadgen is None:
         return (0.0,) * scenario.least_requests

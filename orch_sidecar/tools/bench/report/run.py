@@ -53,7 +53,7 @@ def conditions_of(result: Result) -> dict[str, dict[str, str]]:
 
 
 def _load(result: Result) -> dict[str, Any]:
-    scenario = asdict(replace(result.scenario, replay=None))
+    scenario = asdict(replace(result.scenario, replay=()))
     return {
         "measurement_type": result.measurement_type,
         "verdict": result.status,

@@ -17,7 +17,7 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.tools.bench.load.call import Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work, side_by_side
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
-from orch_sidecar.tools.bench.load.scenario import Plan
+from orch_sidecar.tools.bench.load.scenario import Plan, traced_prompts
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.traces.scenarios import WARMUP
 from vllm_plugin.contracts.profile import ServiceClass
@@ -41,15 +41,16 @@ def work_of(
     plan: Plan, fields: Mapping[str, str], load: LoadGenerator, due_s: tuple[float, ...]
 ) -> Work:
     """Returns the work of the run's scenario. `due_s`: of its schedule."""
-    scenario, replay = plan.scenario, plan.scenario.replay
+    scenario, trace = plan.scenario, plan.scenario.trace
     count, seconds = scenario.least_requests, scenario.least_seconds
     requests = requests_of(plan, fields)
-    if replay is not None:
+    if trace is not None:
         # Built before the first one is due: long ones take time.
-        traced = [_request(plan, fields, *each) for each in replay.prompts(plan.ids, scenario.seed)]
+        prompts = traced_prompts(scenario.replay, plan.ids, scenario.seed)
+        traced = [_request(plan, fields, *each) for each in prompts]
         return side_by_side(
             load.open_loop(iter(traced), due_s),
-            load.closed_loop(requests, replay.bulk_clients, lambda _, now_s: now_s >= due_s[-1]),
+            load.closed_loop(requests, trace.bulk_clients, lambda _, now_s: now_s >= due_s[-1]),
         )
     if scenario.clients is not None:
         return load.closed_loop(
@@ -72,7 +73,7 @@ def warm_up_of(plan: Plan, fields: Mapping[str, str], load: LoadGenerator) -> Wo
 
 def requests_of(plan: Plan, fields: Mapping[str, str]) -> Iterator[Request]:
     """Yields requests, without end; beside a trace these are the bulk ones."""
-    service_class = None if plan.scenario.replay is None else ServiceClass.BULK
+    service_class = None if plan.scenario.trace is None else ServiceClass.BULK
     for prompt in plan.prompts(plan.scenario.seed):
         yield _request(plan, fields, prompt, service_class)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from orch_sidecar.tools.bench import plan as options
 from orch_sidecar.tools.bench.cli import parser
 from orch_sidecar.tools.bench.load.endpoint import api_key
-from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.load.scenario import Scenario, schedule
 from orch_sidecar.tools.bench.plan import InvalidOptions, scenario_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -63,19 +62,19 @@ def test_trace_determines_the_schedule_and_the_length_of_a_run() -> None:
     words = ("--trace", CONV, "--trace-window", "10:20", "--time-factor", "1/2", "--seed", "4")
     found = scenario(Label.BATCHED_ONLINE, *words, "--length-factor", "0.5", "--bulk-clients", "3")
     whole = scenario(Label.BATCHED_ONLINE, "--trace", CONV)
-    assert found.replay is not None
-    assert whole.replay is not None
+    assert found.trace is not None
+    assert whole.trace is not None
     assert (found.arrivals, found.rate_per_s, found.seed) == (Arrivals.TRACE, None, 4)
-    assert (found.replay.bulk_clients, found.replay.window_s) == (3, (10.0, 20.0))
-    part = [each for each in whole.replay.trace.requests if 10 <= each.at_s < 20]
-    assert [2 * at_s + 10 for at_s in found.replay.due_s] == pytest.approx(
+    assert (found.trace.bulk_clients, found.trace.window_s) == (3, (10.0, 20.0))
+    part = [each for each, _, _ in whole.replay if 10 <= each.at_s < 20]
+    assert [2 * at_s + 10 for at_s in schedule(found)] == pytest.approx(
         [each.at_s for each in part]
     )
-    assert found.least_requests == len(part) > 10
-    assert [each.prompt_tokens for each in found.replay.trace.requests] == [
+    assert found.least_requests == found.trace.requests == len(part) > 10
+    assert [each.prompt_tokens for each, _, _ in found.replay] == [
         round(each.prompt_tokens / 2) for each in part
     ]
-    assert whole.replay.window_s == (0.0, inf)
+    assert whole.trace.window_s == (0.0, None)
 
 
 @pytest.mark.parametrize(

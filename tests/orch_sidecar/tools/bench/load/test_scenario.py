@@ -6,19 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, islice, pairwise, repeat
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load import scenario as arrivals
-from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.bench.load.scenario import (
-    Replay,
     Scenario,
     constant,
     gamma,
+    replaying,
     schedule,
+    traced_prompts,
     until,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
@@ -29,7 +30,7 @@ from orch_sidecar.tools.facts.tables.publication import (
     shortfalls,
 )
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.traces import Trace, TracedRequest
+from orch_sidecar.tools.traces import Trace, TracedRequest, merged
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -192,25 +193,22 @@ def trace(*requests: TracedRequest, block_tokens: int | None = None, sha: str = 
     return Trace("some.jsonl", sha * 64, requests, block_tokens)
 
 
-def prompts(replay: Replay, seed: int = 1) -> list[Prompt]:
-    return [prompt for prompt, _ in replay.prompts(IDS, seed)]
-
-
-def tokens(replay: Replay, seed: int = 1) -> list[tuple[int, ...]]:
-    return [each.prompt for each in prompts(replay, seed)]  # type: ignore[misc]
+def tokens(first: Trace, bulk: Trace | None = None, *, seed: int = 1) -> list[tuple[int, ...]]:
+    made = traced_prompts(merged(first, bulk), IDS, seed)
+    return [each.prompt for each, _ in made if isinstance(each.prompt, tuple)]
 
 
 def test_prompts_have_exactly_the_lengths_of_the_trace() -> None:
-    found = prompts(Replay(trace(TracedRequest(0.0, 40, 7), TracedRequest(1.0, 1, 1))))
-    assert [each.input_tokens for each in found] == [40, 1]
-    assert [each.output_tokens for each in found] == [7, 1]
+    replay = merged(trace(TracedRequest(0.0, 40, 7), TracedRequest(1.0, 1, 1)), None)
+    found = [each for each, _ in traced_prompts(replay, IDS, 1)]
+    assert [(each.input_tokens, each.output_tokens) for each in found] == [(40, 7), (1, 1)]
 
 
 def test_prompts_with_the_same_blocks_begin_alike() -> None:
     first = TracedRequest(0.0, 70, 1, (1, 2, 3))
     second = TracedRequest(1.0, 90, 1, (1, 2, 4))
     other = TracedRequest(2.0, 64, 1, (5, 2))
-    a, b, c = tokens(Replay(trace(first, second, other, block_tokens=32)))
+    a, b, c = tokens(trace(first, second, other, block_tokens=32))
     assert a[:64] == b[:64]
     assert a[64:70] != b[64:70]
     assert a[:32] != c[:32]
@@ -219,33 +217,34 @@ def test_prompts_with_the_same_blocks_begin_alike() -> None:
 
 
 def test_tokens_beyond_the_blocks_are_of_the_request_alone() -> None:
-    a, b = tokens(Replay(trace(*2 * [TracedRequest(0.0, 48, 1, (1,))], block_tokens=32)))
+    a, b = tokens(trace(*2 * [TracedRequest(0.0, 48, 1, (1,))], block_tokens=32))
     assert a[:32] == b[:32]
     assert a[32:] != b[32:]
 
 
-def test_prompts_depend_on_the_seed() -> None:
-    replay = Replay(trace(TracedRequest(0.0, 48, 1, (1,)), block_tokens=32))
-    assert tokens(replay, 1) == tokens(replay, 1)
-    assert tokens(replay, 1)[0][:32] != tokens(replay, 2)[0][:32]
+def test_prompts_of_a_trace_depend_on_the_seed() -> None:
+    one = trace(TracedRequest(0.0, 48, 1, (1,)), block_tokens=32)
+    assert tokens(one) == tokens(one)
+    assert tokens(one)[0][:32] != tokens(one, seed=2)[0][:32]
 
 
 def test_bulk_trace_is_merged_by_time_and_shares_no_prefix() -> None:
-    replay = Replay(
-        trace(TracedRequest(0.0, 32, 1, (1,)), TracedRequest(2.0, 32, 1, (1,)), block_tokens=32),
-        trace(TracedRequest(1.0, 32, 1, (1,)), block_tokens=32, sha="1"),
+    first, second = (TracedRequest(at_s, 32, 1, (1,)) for at_s in (0.0, 2.0))
+    both = (
+        trace(first, second, block_tokens=32),
+        trace(replace(first, at_s=1.0), block_tokens=32, sha="1"),
     )
-    assert replay.due_s == (0.0, 1.0, 2.0)
-    assert [each for _, each in replay.prompts(IDS, 1)] == [INTERACTIVE, BULK, INTERACTIVE]
-    first, bulk, last = tokens(replay)
-    assert first == last != bulk
+    made = Scenario(Label.BATCHED_ONLINE, seed=0, **replaying(*both))
+    assert schedule(made) == (0.0, 1.0, 2.0)
+    assert [each for _, each, _ in made.replay] == [INTERACTIVE, BULK, INTERACTIVE]
+    first_tokens, bulk_tokens, last_tokens = tokens(*both)
+    assert first_tokens == last_tokens != bulk_tokens
 
 
 def test_replay_has_bulk_work_if_a_trace_or_clients_make_it() -> None:
     one = trace(TracedRequest(0.0, 1, 1))
-    assert not Replay(one).document.has_bulk
-    assert Replay(one, bulk=one).document.has_bulk
-    assert Replay(one, bulk_clients=1).document.has_bulk
+    ways: tuple[dict[str, Any], ...] = ({}, {"bulk": one}, {"bulk_clients": 1})
+    assert [replaying(one, **way)["trace"].has_bulk for way in ways] == [False, True, True]
 
 
 def test_what_is_sent_at_once_is_due_at_the_start() -> None:
