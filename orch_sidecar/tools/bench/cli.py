@@ -26,12 +26,12 @@ from orch_sidecar.tools.bench.plan import (
     plan_of,
     scenario_of,
 )
-from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_title
+from orch_sidecar.tools.bench.report.run import run_report
+from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
 from orch_sidecar.tools.bench.reports import (
     add_commands,
     add_report,
     check_files,
-    page_of,
     write_report,
     written,
 )
@@ -159,7 +159,7 @@ def report(found: Result | Sweep, options: argparse.Namespace) -> int:
     """
     swept = isinstance(found, Sweep)
     results = found.results if isinstance(found, Sweep) else [found]
-    page = page_of(found)
+    page = sweep_report(found) if isinstance(found, Sweep) else run_report(found)
     print(page.plain)
     output = options.output or Path(f"orch-{'sweep' if swept else 'bench'}-{results[0].id}.json")
     text = json.dumps(found.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)

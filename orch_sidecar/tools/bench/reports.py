@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from orch_sidecar.tools.arguments import file_of
-from orch_sidecar.tools.bench.decode.result import DOCUMENT, DecodeResult
+from orch_sidecar.tools.bench.decode.result import DOCUMENT
 from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.compare import compare_report
 from orch_sidecar.tools.bench.report.decode import decode_report
@@ -69,27 +69,17 @@ def check_files(options: argparse.Namespace) -> None:
 
 
 _RULE: Final = "it must be a result that `orch bench` of this release has written"
-# By its schema, what a file holds.
-_KINDS: Final[dict[object, TypeAdapter[Any]]] = {
-    "orch.bench/2": TypeAdapter(Result),
-    "orch.sweep/3": TypeAdapter(Sweep),
-    "orch.bench.decode/3": DOCUMENT,
-}
-_PAGES: Final[dict[type, Callable[[Any], Page]]] = {
-    Result: run_report,
-    Sweep: sweep_report,
-    DecodeResult: decode_report,
+# By its schema, what a file holds, and its page.
+_KINDS: Final[dict[object, tuple[TypeAdapter[Any], Callable[[Any], Page]]]] = {
+    "orch.bench/2": (TypeAdapter(Result), run_report),
+    "orch.sweep/3": (TypeAdapter(Sweep), sweep_report),
+    "orch.bench.decode/3": (DOCUMENT, decode_report),
 }
 
 _COMPARE: Final = """Compares two runs by their result files: each figure of both with its 95 %
 confidence interval, the change with its own, and the conditions in which they differ. The intervals
 are of one run each: they do not contain what changes from run to run. `orch facts compare` compares
 rows, as those of sweeps."""
-
-
-def page_of(found: Result | Sweep | DecodeResult) -> Page:
-    """Returns the page of a result."""
-    return _PAGES[type(found)](found)
 
 
 def write_report(page: Page, wanted: Path | bool | None, beside: Path) -> bool:
@@ -128,12 +118,13 @@ def add_commands(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    page = page_of(_read(options.result))
+    found, page_of = _read(options.result)
+    page = page_of(found)
     return 0 if write_report(page, options.output or True, options.result) else 2
 
 
 def _compare(options: argparse.Namespace) -> int:
-    before, after = _read(options.before), _read(options.after)
+    (before, _), (after, _) = _read(options.before), _read(options.after)
     if not isinstance(before, Result) or not isinstance(after, Result):
         raise ValueError("only two runs can be compared; of sweeps, `orch facts compare` the rows")
     page = compare_report(before, after)
@@ -141,8 +132,8 @@ def _compare(options: argparse.Namespace) -> int:
     return 0 if write_report(page, options.report, Path("compare")) else 2
 
 
-def _read(path: Path) -> Any:
-    """Returns a result. Raises OSError and ValueError."""
+def _read(path: Path) -> tuple[Any, Callable[[Any], Page]]:
+    """Returns a result, and what makes its page. Raises OSError and ValueError."""
     try:
         document = parse_json(path.read_bytes(), "")
     except ValueError as error:
@@ -151,7 +142,8 @@ def _read(path: Path) -> Any:
     schema = named.get("schema_version", named.get("schema"))
     if schema not in _KINDS:
         raise ValueError(f"{path}: its schema is {str(schema)[:80]!r}: {_RULE}")
+    kind, page_of = _KINDS[schema]
     try:
-        return _KINDS[schema].validate_python(document)
+        return kind.validate_python(document), page_of
     except ValidationError as error:
         raise ValueError(f"{path}: {first_problem(error)}: {_RULE}") from error

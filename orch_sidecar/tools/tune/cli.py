@@ -27,6 +27,7 @@ from orch_sidecar.tools.arguments import (
     add_slo,
     positive,
     run_command,
+    slo_of,
 )
 from orch_sidecar.tools.bench.load.capabilities import engine_at
 from orch_sidecar.tools.bench.load.driver import cancelled_by_signals, interruptible
@@ -280,8 +281,8 @@ def _report(found: Tuning, options: argparse.Namespace) -> None:
         f"By `orch tune` on {found.sweep.results[0].engine.model_name}: {options.input_tokens} "
         f"tokens in, {options.output_tokens} out, run {found.sweep.results[0].id}."
     )
-    slo_ms = options.slo_ttft_ms, options.slo_tpot_ms
-    files.write(options.output, tuned_profile(options.profile, decision, *slo_ms, source))
+    text = tuned_profile(options.profile, decision, slo_of(options), source)
+    files.write(options.output, text)
     profiles.load(str(options.output.resolve()))
     print(f"profile: {options.output}")
     charts = charts_of(model.curve, decision, options.slo_tpot_ms)
@@ -310,9 +311,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def tuned_profile(
-    base: str, decision: Decision, ttft_ms: float | None, tpot_ms: float | None, source: str
-) -> str:
+def tuned_profile(base: str, decision: Decision, slo_ms: Mapping[str, float], source: str) -> str:
     """Returns the text of the profile. `base`: name or path. `source`: of the values, one line.
 
     Raises ProfileError if `base` cannot be used, or does not batch.
@@ -330,10 +329,7 @@ def tuned_profile(
         _set(engine, _CHUNK, max(_LEAST_CHUNK, decision.step_tokens // _PROMPTS_PER_STEP))
     interactive = document["admission"].get("interactive")
     if interactive is not None:
-        if ttft_ms is not None:
-            interactive["ttft_p95_ms"] = ttft_ms
-        if tpot_ms is not None:
-            interactive["tpot_p95_ms"] = tpot_ms
+        interactive |= {f"{time}_p95_ms": bound for time, bound in slo_ms.items()}
     head = f"# {source}\n# Engine and sidecar read the same file: give it to both (--profile).\n"
     return head + yaml.safe_dump(document, sort_keys=False)
 

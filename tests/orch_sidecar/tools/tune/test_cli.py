@@ -35,7 +35,7 @@ def test_options_are_those_that_a_plan_is_made_of() -> None:
 
 def test_profile_is_the_base_with_the_tuned_values(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
-    path.write_text(tuned_profile("cloud", DECISION, 700.0, 60.0, "tuned here"))
+    path.write_text(tuned_profile("cloud", DECISION, {"ttft": 700.0, "tpot": 60.0}, "tuned here"))
     assert path.read_text().startswith("# tuned here\n")
     found, base = profiles.load(str(path)), profiles.load("cloud")
     assert found.slots.value == 24
@@ -45,7 +45,7 @@ def test_profile_is_the_base_with_the_tuned_values(tmp_path: Path) -> None:
     assert found.admission.interactive.ttft_p95_ms == 700.0
     assert found.admission.interactive.tpot_p95_ms == 60.0
     assert found.admission.bulk == base.admission.bulk
-    again = tuned_profile(str(path), Decision(1, None, Binds.MEMORY, None, ()), None, None, "x")
+    again = tuned_profile(str(path), Decision(1, None, Binds.MEMORY, None, ()), {}, "x")
     path.write_text(again)
     assert profiles.load(str(path)).slots.value == 2  # the least that batches
     assert profiles.load(str(path)).engine["max_num_batched_tokens"].value == 512
@@ -53,7 +53,7 @@ def test_profile_is_the_base_with_the_tuned_values(tmp_path: Path) -> None:
 
 def test_profile_without_a_batch_cannot_be_tuned() -> None:
     with pytest.raises(ProfileError, match="'home': it does not batch"):
-        tuned_profile("home", DECISION, None, None, "x")
+        tuned_profile("home", DECISION, {}, "x")
 
 
 def test_memory_is_what_the_engine_reports_of_its_own_blocks() -> None:
