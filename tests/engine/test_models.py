@@ -79,7 +79,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
 
     async def names() -> tuple[str, ...]:
         """As `orch bench` reads them, and refuses to measure any other."""
-        found = await read_capabilities(Endpoint.of(url, None, {}), "b")
+        found = await read_capabilities(Endpoint.of(url, None, {}, "b"))
         assert found is not None
         return found.snapshot.models
 

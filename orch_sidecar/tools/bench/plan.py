@@ -239,8 +239,8 @@ _OUTPUT_TOKENS: Final = 128
 
 async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
     """Returns the plan. Raises EndpointError, OSError and ValueError."""
-    endpoint = Endpoint.of(options.url, api_key(), dict(options.header))
-    model = options.model or await served_model(endpoint, options.pool)
+    endpoint = Endpoint.of(options.url, api_key(), dict(options.header), options.pool)
+    model = options.model or await served_model(endpoint)
     trace, ids = scenario.trace, tuple[int, ...]()
     if options.prompts is None or trace is not None:
         ids = prompts.vocabulary(await token_ids(endpoint, model, prompts.PAIRS))
@@ -259,7 +259,6 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
     return Plan(
         endpoint=endpoint,
         model=model,
-        pool=options.pool,
         scenario=replace(scenario, prompts=text),
         prompts=made,
         ignore_eos=not options.no_ignore_eos,

@@ -171,8 +171,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _model(options: argparse.Namespace, tokens: int) -> EngineModel:
     if options.fact is None:
-        asked = engine_at(Endpoint.of(options.url, api_key(), {}), options.pool)
-        return of_capabilities(asyncio.run(asked).entry, tokens)
+        endpoint = Endpoint.of(options.url, api_key(), {}, options.pool)
+        return of_capabilities(asyncio.run(engine_at(endpoint)).entry, tokens)
     located = valid_rows(files.read(options.fact))
     rows = select((each.row for each in located), options.model_id, options.gpu)
     return of_facts(rows, options.prefill_rate)

@@ -87,7 +87,7 @@ async def tune(plan: Plan, traffic: Traffic) -> Tuning:
 
     Raises what `measure` of bench raises, and NotEnough where no curve can be drawn.
     """
-    found = await engine_at(plan.endpoint, plan.pool)
+    found = await engine_at(plan.endpoint)
     scenario, slots = plan.scenario, found.snapshot.slots_total
     sizes = [2**power for power in range(slots.bit_length()) if 2**power < slots] + [slots]
     seconds = scenario.least_seconds

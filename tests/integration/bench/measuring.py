@@ -21,12 +21,11 @@ OFFLINE = Scenario(Label.OFFLINE, Arrivals.AT_ONCE, 30, 0.0, 0)
 INPUT_TOKENS, OUTPUT_TOKENS = 20, 6
 
 
-def plan(url: str, scenario: Scenario, **more: Any) -> Plan:
+def plan(url: str, scenario: Scenario, *, pool: str | None = None, **more: Any) -> Plan:
     """Synthetic prompts of 20 tokens, answers of 6."""
     values: dict[str, Any] = {
-        "endpoint": Endpoint.of(url, None, {}),
+        "endpoint": Endpoint.of(url, None, {}, pool),
         "model": "tiny",
-        "pool": None,
         "scenario": scenario,
         "prompts": lambda seed: synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, seed),
         "ignore_eos": True,

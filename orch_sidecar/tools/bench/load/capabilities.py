@@ -33,24 +33,19 @@ READY: Final = "ready"
 
 
 async def fetch_json(
-    endpoint: Endpoint,
-    path: str,
-    body: Any = None,
-    more: Mapping[str, str] | None = None,
-    *,
-    optional: bool = False,
+    endpoint: Endpoint, path: str, body: Any = None, *, optional: bool = False
 ) -> Any | None:
     """Returns the JSON of a GET, or of a POST of `body`; None if the path does not exist.
 
-    `more`: further header fields. `optional`: any answer but JSON with status 200 counts as
-    none, as servers answer what they do not know in many ways. Raises EndpointError.
+    `optional`: any answer but JSON with status 200 counts as none, as servers answer what they do
+    not know in many ways. Raises EndpointError.
     """
     method = "GET" if body is None else "POST"
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=endpoint.fields) as session,
-            session.request(method, endpoint.url + path, json=body, headers=more) as response,
+            session.request(method, endpoint.url + path, json=body) as response,
         ):
             content = await response.read()
             if response.status in (404, 405) or (optional and response.status != 200):
@@ -70,12 +65,12 @@ async def fetch_json(
     raise EndpointError(f"{method} {endpoint.url}{path}: {cause}")
 
 
-async def served_model(endpoint: Endpoint, pool: str | None) -> str:
+async def served_model(endpoint: Endpoint) -> str:
     """Returns the first model of the pool, or of the endpoint if it reports no pools.
 
     Raises EndpointError.
     """
-    if (found := await read_capabilities(endpoint, pool)) is not None:
+    if (found := await read_capabilities(endpoint)) is not None:
         return found.snapshot.models[0]
     listed = await fetch_json(endpoint, "/v1/models")
     try:
@@ -103,7 +98,7 @@ async def token_ids(endpoint: Endpoint, model: str, text: str) -> list[int]:
         raise EndpointError(f"{endpoint.url}/tokenize returned no list of tokens") from None
 
 
-async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilities | None:
+async def read_capabilities(endpoint: Endpoint) -> Capabilities | None:
     """Returns the current capabilities, None if the endpoint has none, whatever it answers instead.
 
     Raises EndpointError where they are incomplete, and where nothing answers.
@@ -112,14 +107,14 @@ async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilitie
     if not isinstance(document, Mapping) or "engines" not in document:
         return None
     try:
-        return Capabilities.of(document, pool)
+        return Capabilities.of(document, endpoint.pool)
     except InvalidSnapshot as error:
         raise EndpointError(f"{endpoint.url}{_PATH}: {error}") from error
 
 
-async def engine_at(endpoint: Endpoint, pool: str | None) -> Capabilities:
+async def engine_at(endpoint: Endpoint) -> Capabilities:
     """Returns the current capabilities of an engine that must have some. Raises EndpointError."""
-    found = await read_capabilities(endpoint, pool)
+    found = await read_capabilities(endpoint)
     if found is None:
         raise EndpointError(
             f"{endpoint.url} has no {_PATH}: it is neither a sidecar nor an engine with the plugin"
@@ -127,9 +122,7 @@ async def engine_at(endpoint: Endpoint, pool: str | None) -> Capabilities:
     return found
 
 
-async def wait_until_idle(
-    endpoint: Endpoint, pool: str | None, since: Capabilities, requests: int
-) -> Capabilities:
+async def wait_until_idle(endpoint: Endpoint, since: Capabilities, requests: int) -> Capabilities:
     """Returns the capabilities once the engine is idle, or after IDLE_TIMEOUT_S.
 
     The engine is idle when it holds no sequence and two documents, further apart than its report
@@ -139,10 +132,10 @@ async def wait_until_idle(
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + IDLE_TIMEOUT_S
-    found, begun = await engine_at(endpoint, pool), since.snapshot
+    found, begun = await engine_at(endpoint), since.snapshot
     while True:
         await asyncio.sleep(REPORT_INTERVAL_S)
-        before, found = found, await engine_at(endpoint, pool)
+        before, found = found, await engine_at(endpoint)
         now = found.snapshot
         idle = before.snapshot == now and not now.in_engine
         counted = now.requests_total >= begun.requests_total + requests
@@ -151,9 +144,7 @@ async def wait_until_idle(
             return replace(found, idle=idle)
 
 
-async def accepted_of_others(
-    endpoint: Endpoint, pool: str | None, since: Snapshot, sent: Callable[[], int]
-) -> int:
+async def accepted_of_others(endpoint: Endpoint, since: Snapshot, sent: Callable[[], int]) -> int:
     """Returns how many requests of others the engine has accepted, once there are any.
 
     `sent`: returns how many requests of this run may have reached it by now. The engine counted a
@@ -165,7 +156,7 @@ async def accepted_of_others(
         busy_s: float | None = None
         for _ in range(MOST_LOOKS):  # until a new report, when least was sent since it was made
             try:
-                found = (await engine_at(endpoint, pool)).snapshot
+                found = (await engine_at(endpoint)).snapshot
             except EndpointError:  # at the end it is an objection, should it last
                 break
             others = found.requests_total - since.requests_total - sent()

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from yarl import URL
 
+from orch_sidecar.api.headers import X_ORCH_POOL
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
 
@@ -34,15 +35,18 @@ def api_key() -> str | None:
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """An OpenAI endpoint. `authority`: its host and port. `base`: the path prefix before `/v1`,
-    usually empty."""
+    usually empty. `pool`: of a sidecar with several; None for the only one."""
 
     scheme: str
     authority: str
     base: str
     fields: Mapping[str, str] = field(default_factory=dict, repr=False)
+    pool: str | None = None
 
     @classmethod
-    def of(cls, url: str, api_key: str | None, fields: Mapping[str, str]) -> Endpoint:
+    def of(
+        cls, url: str, api_key: str | None, fields: Mapping[str, str], pool: str | None = None
+    ) -> Endpoint:
         """Parses a URL, with or without a final `/v1`.
 
         `fields`: header fields of every request; an `Authorization` among them replaces the key.
@@ -53,9 +57,11 @@ class Endpoint:
         own = dict(fields)
         if api_key is not None and "authorization" not in map(str.lower, own):
             own["Authorization"] = f"Bearer {api_key}"
+        if pool is not None:
+            own[X_ORCH_POOL] = pool
         parsed = _parsed(url)
         base = parsed.raw_path.rstrip("/").removesuffix("/v1")
-        return cls(parsed.scheme, f"{parsed.host_subcomponent}:{parsed.port}", base, own)
+        return cls(parsed.scheme, f"{parsed.host_subcomponent}:{parsed.port}", base, own, pool)
 
     @property
     def url(self) -> str:

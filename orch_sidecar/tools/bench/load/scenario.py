@@ -195,7 +195,6 @@ class Plan:
 
     endpoint: Endpoint
     model: str
-    pool: str | None
     scenario: Scenario
     prompts: Callable[[int], Iterator[Prompt]]
     ignore_eos: bool

@@ -10,10 +10,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orch_sidecar.api.headers import X_ORCH_POOL
 from orch_sidecar.tools.bench.load.capabilities import fetch_json
-from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
-from orch_sidecar.tools.bench.load.scenario import Plan
+from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
 from orch_sidecar.tools.bench.results.result import EvidenceDocument
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from vllm_plugin.contracts.dsse import parse_envelope
@@ -30,9 +28,9 @@ _NOT_OFFERED: Final = "the endpoint offers no signed statements"
 class StatementsOfRun:
     """The statements of one run."""
 
-    def __init__(self, plan: Plan, run: str, found: Capabilities | None) -> None:
+    def __init__(self, endpoint: Endpoint, run: str, found: Capabilities | None) -> None:
         """`found`: the capabilities before the run, None if the endpoint has none."""
-        self._plan = plan
+        self._endpoint = endpoint
         self._asked = {"run": run, "nonce": secrets.token_hex(_NONCE_BYTES)}
         self._before: Any = None
         # Other endpoints are not asked.
@@ -67,11 +65,9 @@ class StatementsOfRun:
 
     async def _ask(self, **more: int) -> Mapping[str, Any]:
         """Returns what the engine answers. Raises EndpointError."""
-        plan, body = self._plan, self._asked | more
-        fields = None if plan.pool is None else {str(X_ORCH_POOL): plan.pool}
         for left in reversed(range(_ATTEMPTS)):
             try:
-                answer = await fetch_json(plan.endpoint, STATEMENTS_PATH, body, fields)
+                answer = await fetch_json(self._endpoint, STATEMENTS_PATH, self._asked | more)
                 break
             except EndpointError:
                 if not left:

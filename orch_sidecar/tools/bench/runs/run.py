@@ -77,18 +77,18 @@ async def measure(plan: Plan) -> Result:
 async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     """Runs the plan as `measure` does. Raises _Disturbed, unless `is_last`."""
     due_s = schedule(plan.scenario)
-    first = await read_capabilities(plan.endpoint, plan.pool)
+    first = await read_capabilities(plan.endpoint)
     _check_measurable(plan, first)
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
     secret, salted = secrets.token_hex(16), plan.ignore_eos or first is not None
     plan = replace(plan, scenario=replace(plan.scenario, cache_salt=name if salted else None))
-    fields = fields_of(plan, name, secret)
+    fields = fields_of(name, secret)
     with Progress("warming up"):
         before = await _warm_up(plan, fields, first)
     if before is not None and not before.idle:
         raise (NotMeasurable if is_last else _Disturbed)(_BUSY)
-    statements = StatementsOfRun(plan, name, before)
+    statements = StatementsOfRun(plan.endpoint, name, before)
     await statements.begin()
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     record = RunRecord(
@@ -141,7 +141,7 @@ async def _load(record: RunRecord, fields: Mapping[str, str], due_s: tuple[float
                 if before is None:
                     await load.run(work)
                 else:
-                    watch = accepted_of_others(plan.endpoint, plan.pool, before.snapshot, sent)
+                    watch = accepted_of_others(plan.endpoint, before.snapshot, sent)
                     others = await until_seen(load.run(work), watch)
         except Interrupted:
             record.stopped = True
@@ -193,7 +193,7 @@ async def _warm_up(
             raise NotMeasurable(f"no request of the warm-up was answered: {why}")
     if first is None:
         return None
-    return await wait_until_idle(plan.endpoint, plan.pool, first, answered)
+    return await wait_until_idle(plan.endpoint, first, answered)
 
 
 async def _read_afterwards(record: RunRecord) -> None:
@@ -204,7 +204,7 @@ async def _read_afterwards(record: RunRecord) -> None:
     record.unread_reason = "interrupted before the engine's next report"
     answered = sum(call.fate is Fate.ANSWERED for call in record.calls)
     try:
-        found = await wait_until_idle(plan.endpoint, plan.pool, before, answered)
+        found = await wait_until_idle(plan.endpoint, before, answered)
     except EndpointError as error:
         record.unread_reason = str(error)
         return

@@ -10,7 +10,6 @@ from typing import Final
 from orch_sidecar.api.headers import (
     X_ORCH_CLASS,
     X_ORCH_NO_COALESCE,
-    X_ORCH_POOL,
     X_ORCH_RUN,
     X_ORCH_SCENARIO,
 )
@@ -27,14 +26,13 @@ _WARM_UP_SEED: Final = 1_000_003
 _WARM_UP_CLIENTS: Final = 4  # of an open loop
 
 
-def fields_of(plan: Plan, name: str, secret: str) -> dict[str, str]:
+def fields_of(name: str, secret: str) -> dict[str, str]:
     """Returns the header fields of each request of a run, which are never coalesced.
 
     `name`: of its scenario, for everybody to read. `secret`: only its requests have it, which
     distinguishes them from those of others that join the scenario.
     """
-    fields: dict[str, str] = {X_ORCH_NO_COALESCE: "true", X_ORCH_SCENARIO: name, X_ORCH_RUN: secret}
-    return fields if plan.pool is None else fields | {X_ORCH_POOL: plan.pool}
+    return {X_ORCH_NO_COALESCE: "true", X_ORCH_SCENARIO: name, X_ORCH_RUN: secret}
 
 
 def work_of(

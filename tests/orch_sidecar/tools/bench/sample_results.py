@@ -83,7 +83,6 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> RunR
     plan = Plan(
         endpoint=Endpoint.of("http://127.0.0.1:8080", None, {}),
         model=more.pop("model", "tiny"),
-        pool=None,
         scenario=replace(scenario, prompts="synthetic, 32 in, 11 out", cache_salt=salt),
         prompts=lambda seed: iter(()),
         ignore_eos=True,
