@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,9 +19,10 @@ from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import CLOSED, SINGLE, measured, url_of
 from tests.integration.bench.signing import Signing
 from tests.integration.keyed import KeyRing
-from tests.integration.running import Running, Start, all_ready, pools
+from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import above
+from tests.patience import HANG_S
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 from vllm_plugin.evidence.chains import StatementRequest
 
@@ -153,6 +155,16 @@ async def test_busy_signer_is_asked_again_and_a_broken_one_costs_only_the_eviden
     result = await measured(url, CLOSED)
     assert (result.status, result.evidence.signed) == (Status.PRELIMINARY, None)
     assert "returned 500" in result.evidence.missing
+
+
+async def test_interruption_ends_the_wait_for_a_statement(signing: Signing, start: Start) -> None:
+    signing.silent_after = 1
+    running = asyncio.create_task(measured(url_of(await start()), CLOSED))
+    await eventually(lambda: len(signing.asked) == 2)
+    running.cancel()
+    result = await asyncio.wait_for(running, HANG_S)
+    assert result.evidence.missing == "interrupted before the engine's statement"
+    assert (result.status, result.counts.answered) == (Status.INCOMPLETE, 24)
 
 
 async def test_statement_comes_through_two_tiers(signing: Signing, start: Start) -> None:
