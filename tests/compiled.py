@@ -1,9 +1,9 @@
 """`python -m tests.compiled [ARGUMENT...]`: the integration tests on compiled modules.
 
 Compiles what the wheel of `make compiled` has compiled, puts it beside the sources in a copy of the
-tree, and runs pytest there with the arguments, by default those of `make test-integration`. Before,
-it compares what is decided of simulated traffic and of random events with the decisions of the
-interpreted modules.
+tree, and runs pytest there with the arguments, by default those of `make test-integration` and some
+unit tests. Before, it compares what is decided of simulated traffic and of random events with the
+decisions of the interpreted modules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from orch_sidecar.tools.compiled import compiled, modules
 
 ROOT: Final = Path(__file__).parents[1]
 COPIED: Final = ("orch_sidecar", "vllm_plugin", "profiles", "k8s", "docs", "tests")
-ARGUMENTS: Final = ("-q", "-m", "not long and not engine", "tests/integration")
+# Beside the integration tests, those whose rooms are compiled and that replace nothing in them.
+TESTED: Final = (
+    "tests/integration",
+    *(f"tests/orch_sidecar/{room}" for room in ("api", "auth", "pools/placement", "splitting")),
+    *(f"tests/orch_sidecar/admission/{room}" for room in ("claims", "fairness")),
+    "tests/orch_sidecar/admission/test_controller_limits.py",
+)
+ARGUMENTS: Final = ("-q", "-m", "not long and not engine", *TESTED)
 WARNING: Final = "ignore:the (type, exc, tb) signature of throw() is deprecated:DeprecationWarning"
 """How mypyc (2.4.1) throws what cancels a task; from Python 3.12 on, each time a warning."""
 DECIDING: Final = (
