@@ -9,12 +9,12 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TextIO
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from orch_sidecar.tools.arguments import file_of
-from orch_sidecar.tools.bench.decode.result import DOCUMENT
+from orch_sidecar.tools.bench.decode.result import DecodeResult
 from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.compare import compare_report
 from orch_sidecar.tools.bench.report.decode import decode_report
@@ -69,11 +69,14 @@ def check_files(options: argparse.Namespace) -> None:
 
 
 _RULE: Final = "it must be a result that `orch bench` of this release has written"
-# By its schema, what a file holds, and its page.
-_KINDS: Final[dict[object, tuple[TypeAdapter[Any], Callable[[Any], Page]]]] = {
-    "orch.bench/2": (TypeAdapter(Result), run_report),
-    "orch.sweep/3": (TypeAdapter(Sweep), sweep_report),
-    "orch.bench.decode/3": (DOCUMENT, decode_report),
+# What a file holds, by its schema.
+_FILE: Final[TypeAdapter[Result | Sweep | DecodeResult]] = TypeAdapter(
+    Annotated[Result | Sweep | DecodeResult, Field(discriminator="schema_version")]
+)
+_PAGES: Final[dict[type, Callable[[Any], Page]]] = {
+    Result: run_report,
+    Sweep: sweep_report,
+    DecodeResult: decode_report,
 }
 
 _COMPARE: Final = """Compares two runs by their result files: each figure of both with its 95 %
@@ -82,22 +85,25 @@ are of one run each: they do not contain what changes from run to run. `orch fac
 rows, as those of sweeps."""
 
 
-def write_report(page: Page, wanted: Path | bool | None, beside: Path) -> bool:
+def write_report(
+    page: Page, wanted: Path | bool | None, beside: Path, out: TextIO | None = None
+) -> bool:
     """Writes the report if it is wanted, by default beside a result; returns whether it could."""
     if wanted is None:
         return True
     path = wanted if isinstance(wanted, Path) else beside.with_suffix(_PAGE)
-    return written("report", path, lambda: files.write(path, page.html))
+    return written("report", path, lambda: files.write(path, page.html), out)
 
 
-def written(what: str, path: Path, write: Callable[[], object]) -> bool:
-    """Writes a file, and says so, or why not; returns whether that succeeded."""
+def written(what: str, path: Path, write: Callable[[], object], out: TextIO | None = None) -> bool:
+    """Writes a file, and says so (`out`: not on stdout), or why not; returns whether that
+    succeeded."""
     try:
         write()
     except (OSError, ValueError) as error:
         print_error(f"no {what}: {path}: {error}")
         return False
-    print(f"{what}: {path}")
+    print(f"{what}: {path}", file=out)
     return True
 
 
@@ -118,13 +124,13 @@ def add_commands(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    found, page_of = _read(options.result)
-    page = page_of(found)
+    found = _read(options.result)
+    page = _PAGES[type(found)](found)
     return 0 if write_report(page, options.output or True, options.result) else 2
 
 
 def _compare(options: argparse.Namespace) -> int:
-    (before, _), (after, _) = _read(options.before), _read(options.after)
+    before, after = _read(options.before), _read(options.after)
     if not isinstance(before, Result) or not isinstance(after, Result):
         raise ValueError("only two runs can be compared; of sweeps, `orch facts compare` the rows")
     page = compare_report(before, after)
@@ -132,18 +138,13 @@ def _compare(options: argparse.Namespace) -> int:
     return 0 if write_report(page, options.report, Path("compare")) else 2
 
 
-def _read(path: Path) -> tuple[Any, Callable[[Any], Page]]:
-    """Returns a result, and what makes its page. Raises OSError and ValueError."""
+def _read(path: Path) -> Result | Sweep | DecodeResult:
+    """Returns a result. Raises OSError and ValueError."""
     try:
         document = parse_json(path.read_bytes(), "")
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error}): {_RULE}") from error
-    named = document if isinstance(document, dict) else {}
-    schema = named.get("schema_version", named.get("schema"))
-    if schema not in _KINDS:
-        raise ValueError(f"{path}: its schema is {str(schema)[:80]!r}: {_RULE}")
-    kind, page_of = _KINDS[schema]
     try:
-        return kind.validate_python(document), page_of
+        return _FILE.validate_python(document)
     except ValidationError as error:
         raise ValueError(f"{path}: {first_problem(error)}: {_RULE}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
 from typing import Final
 
 # Sizes, as of batches, that span more than this are crowded on a linear axis.
@@ -17,7 +16,6 @@ class Look(StrEnum):
 
     POINTS = "points"  # marked, and joined by a line, as the style says
     BARS = "bars"  # between edges, of which there is one more than values
-    STEPS = "steps"  # the same, as a line
     COUNTS = "counts"  # how many of the xs there are in each part of the axis; no ys
     SHARES = "shares"  # which share of the xs is up to each place of the axis; no ys
 
@@ -40,8 +38,6 @@ class Style:
 class Series:
     """Points of one style. `name`: empty where another chart of the picture explains the style.
     `margins`: half the interval around each y, None for none.
-
-    Raises ValueError where the numbers of xs and ys do not fit, and without a point.
     """
 
     name: str
@@ -50,15 +46,6 @@ class Series:
     style: Style = Style()
     look: Look = Look.POINTS
     margins: Sequence[float | None] = ()
-
-    def __post_init__(self) -> None:
-        values = self.xs if self.look in (Look.COUNTS, Look.SHARES) else self.ys
-        edges = 1 if self.look in (Look.BARS, Look.STEPS) else 0
-        if not values or len(self.xs) != len(values) + edges:
-            raise ValueError(
-                f"{self.name}: {len(self.xs)} x and {len(self.ys)} y do not belong together, or "
-                "there is none"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +61,14 @@ class Marked:
 @dataclass(frozen=True, slots=True)
 class Axis:
     """An axis. `label`: with the unit. `low`, `high`: its ends; None: where the values end, and 0
-    at the lower end of one that is not `log`. `ticks`: empty for round numbers."""
+    at the lower end of one that is not `log`. `whole`: of sizes, whose ticks are whole numbers, and
+    powers of two where it is `log`."""
 
     label: str
     log: bool = False
     low: float | None = None
     high: float | None = None
-    ticks: Sequence[float] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +91,16 @@ class Chart:
 
 
 def apart(
-    name: str,
-    points: Iterable[tuple[bool, float, float, float | None]],
-    style: Style,
-    other: str = "",
+    name: str, points: Iterable[tuple[bool, float, float, float | None]], style: Style
 ) -> list[Series]:
-    """Returns the series of points that count, and hollow and without a line those that do not.
-
-    `points`: whether each counts, its place, and its margin. `other`: names those that do not.
-    """
+    """Returns the series of points that are sound, and hollow and without a line those that are
+    not. `points`: whether each is, its place, and its margin."""
     found, series = list(points), []
     for counts in (True, False):
         chosen = [each[1:] for each in found if each[0] is counts]
         if chosen:
             xs, ys, margins = zip(*chosen, strict=True)
-            named = name if counts else other or f"{name}, not sound"
+            named = name if counts else f"{name}, not sound"
             look = style if counts else replace(style, line="", hollow=True)
             series.append(Series(named, xs, ys, look, margins=margins if any(margins) else ()))
     return series
@@ -141,16 +124,4 @@ def by_size(
     xs = sorted({x for each in measured for x in each.xs})
     wide = not linear and xs[0] > 0 and xs[-1] >= _WIDE * xs[0]
     log = wide and all(y > 0 for each in series for y in each.ys)
-    x = Axis(x_label, log, ticks=_ticks(xs, log))
-    return Chart(title, about, x, Axis(y_label, log), series, marked)
-
-
-def _ticks(xs: Sequence[float], log: bool) -> Sequence[float]:
-    """Returns the sizes as ticks, none where their numbers would lie over each other."""
-    apart = xs[-1] / 14
-    pairs = list(pairwise(xs))
-    if log:
-        roomy = all(after >= 1.3 * before for before, after in pairs)
-    else:
-        roomy = all(after - before >= apart for before, after in pairs)
-    return xs if roomy and len(xs) <= 10 else ()
+    return Chart(title, about, Axis(x_label, log, whole=True), Axis(y_label, log), series, marked)

@@ -213,9 +213,6 @@ def _add_series(axes: Axes, series: Series, x: Axis) -> Any:
         return axes.ecdf(series.xs, color=color, linestyle=style.line)
     if series.look is Look.BARS:
         return axes.stairs(series.ys, series.xs, fill=True, color=color, alpha=0.8)
-    if series.look is Look.STEPS:
-        line: dict[str, Any] = {"edgecolor": color, "linestyle": style.line, "linewidth": 1.5}
-        return axes.stairs(series.ys, series.xs, baseline=None, **line)
     margins = [each or 0.0 for each in series.margins] or None
     return axes.errorbar(
         series.xs, series.ys, yerr=margins, color=color, linestyle=style.line,
@@ -227,18 +224,20 @@ def _add_series(axes: Axes, series: Series, x: Axis) -> Any:
 
 def _scale(axes: Axes, name: str, axis: Axis) -> None:
     """Sets the ends and the ticks of the axis x or y."""
-    from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 
     which = axes.xaxis if name == "x" else axes.yaxis
     low, high = axis.low or 0.0, axis.high
-    locator: Locator = MaxNLocator(6 if name == "x" else 5, steps=[1, 2, 5, 10])
+    most = 6 if name == "x" else 5
+    locator: Locator = MaxNLocator(most, steps=[1, 2, 5, 10], integer=axis.whole)
     if axis.log:
         axes.set(**{f"{name}scale": "log"})
         first, last = which.get_view_interval()
         low, high = axis.low or first / _BEYOND, axis.high or last * _BEYOND
-        locator = LogLocator(subs=(1.0, 2.0, 5.0) if high <= _FEW_POWERS * low else (1.0,))
+        few = (1.0, 2.0, 5.0) if high <= _FEW_POWERS * low else (1.0,)
+        locator = LogLocator(base=2.0) if axis.whole else LogLocator(subs=few)
     axes.set(**{f"{name}lim": (low, high), f"{name}label": _wrapped(axis.label, 99)})
-    which.set_major_locator(FixedLocator(list(axis.ticks)) if axis.ticks else locator)
+    which.set_major_locator(locator)
     which.set_minor_locator(NullLocator())
     which.set_major_formatter("{x:,.10g}")
 

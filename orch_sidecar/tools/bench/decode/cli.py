@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -27,10 +27,10 @@ from orch_sidecar.tools.bench.decode.result import (
     points_of,
     run_figures,
 )
-from orch_sidecar.tools.bench.decode.schedule import RunStep, TimedStep, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import run_schedule
 from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION
 from orch_sidecar.tools.bench.report.decode import decode_report
-from orch_sidecar.tools.bench.reports import add_report
+from orch_sidecar.tools.bench.reports import add_report, write_report
 from orch_sidecar.tools.drawing.picture import require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import Progress
@@ -110,69 +110,56 @@ def _windows(text: str) -> tuple[float, ...]:
     return tuple(non_negative(part) for part in text.split(","))
 
 
-_REPORT: Final = "orch-bench-decode.html"
-
-
 def run(options: argparse.Namespace) -> int:
     """Runs the command with its parsed options. Raises Unavailable, OSError and ValueError."""
-    report = Path(_REPORT) if options.report is True else options.report
-    if report is not None:
+    beside = Path("orch-bench-decode")
+    if options.report is not None:
         require()
-        files.check_writable(report)
+        files.check_writable(beside if options.report is True else options.report)
     found = _measured(options)
     document = json.dumps(DOCUMENT.dump_python(found, mode="json"), indent=2)
     page = decode_report(found)
     print(document if options.json == "-" else page.plain)
     if options.json not in (None, "-"):
         files.write(Path(options.json), f"{document}\n")
-    if report is not None:
-        files.write(report, page.html)
-        print(f"report: {report}", file=sys.stderr if options.json == "-" else sys.stdout)
-    return 0
+    out = sys.stderr if options.json == "-" else sys.stdout
+    return 0 if write_report(page, options.report, beside, out) else 2
 
 
 def _measured(options: argparse.Namespace) -> DecodeResult:
-    config, device = _config(options), open_device(options.work)
+    device = open_device(options.work)
+    given = (options.rate, options.tokens, options.bmax, options.seed)
+    config = Config(options.nreq or NREQ, *given, options.reference, options.work)
     bench = Bench(device, max(options.sweep or (config.bmax,)), config.seed)
     if options.sweep is not None:
         with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
-            points = points_of(_swept(bench.warmed_up(options.sweep), options))
+            run_step = bench.warmed_up(options.sweep)
+            steps = [run_step(batch) for batch in _turns(options.sweep, options.steps)]
+        points = points_of(steps)
         return DecodeResult(config, device.info, points=points, fit=fit_of(points))
     if options.nreq is None:
         seconds = BUDGET_S / len(options.window_ms)
         config = replace(config, nreq=bench.requests_within(seconds, config.tokens, NREQ))
     with Progress(f"serving {config.nreq} requests"):
-        runs = _runs(options, config, lambda: bench.warmed_up(range(1, config.bmax + 1)))
+        runs = tuple(_runs(config, bench, options.window_ms))
     return DecodeResult(config, device.info, runs=runs)
 
 
-def _swept(run_step: RunStep, options: argparse.Namespace) -> list[TimedStep]:
-    return [
-        run_step(batch)
-        for done in range(0, options.steps, _STEPS_IN_A_ROW)
-        for batch in options.sweep
-        for _ in range(min(_STEPS_IN_A_ROW, options.steps - done))
-    ]
+def _turns(batches: Sequence[int], steps: int) -> Iterator[int]:
+    """Yields the batches of a sweep in turns, each for so many steps in all."""
+    for done in range(0, steps, _STEPS_IN_A_ROW):
+        for batch in batches:
+            yield from repeat(batch, min(_STEPS_IN_A_ROW, steps - done))
 
 
-def _config(options: argparse.Namespace) -> Config:
-    nreq = options.nreq or NREQ
-    given = (options.rate, options.tokens, options.bmax, options.seed)
-    return Config(nreq, *given, options.reference, options.work)
-
-
-def _runs(
-    options: argparse.Namespace, config: Config, warmed_up: Callable[[], RunStep]
-) -> tuple[Run, ...]:
-    """Returns the run of each window, all on the same arrivals. Virtual time advances by the time
-    of each step."""
+def _runs(config: Config, bench: Bench, windows_ms: Sequence[float]) -> Iterator[Run]:
+    """Yields the run of each window, all on the same arrivals. Virtual time advances by the time of
+    each step."""
     random = Random(config.seed)  # noqa: S311 (no secret)
     gaps_ms = (1000 * random.expovariate(config.rate_per_s) for _ in range(config.nreq))
     arrivals_ms = list(accumulate(gaps_ms))
-
-    def run_in(window_ms: float) -> Run:
+    for window_ms in windows_ms:
+        run_step = bench.warmed_up(range(1, config.bmax + 1))
         schedule = (arrivals_ms, config.tokens, config.bmax, window_ms)
-        outcome = run_schedule(*schedule, warmed_up(), reference=config.reference)
-        return run_figures(window_ms, outcome)
-
-    return tuple(map(run_in, options.window_ms))
+        outcome = run_schedule(*schedule, run_step, reference=config.reference)
+        yield run_figures(window_ms, outcome)

@@ -112,7 +112,7 @@ class DecodeResult:
     runs: tuple[Run, ...] = ()
     points: tuple[Point, ...] = ()
     fit: Fit | None = None
-    schema: Literal["orch.bench.decode/3"] = "orch.bench.decode/3"
+    schema_version: Literal["orch.bench.decode/3"] = "orch.bench.decode/3"
 
 
 # Reads a file, and writes one.

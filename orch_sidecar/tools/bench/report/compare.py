@@ -32,7 +32,7 @@ _HEAD: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a
 # Beyond those of rows: what else makes two runs answers to different questions.
 _MATTERS: Final = {
     **DIFFERENCES,
-    "measurement_type": "different ways of batching",
+    "label": "different ways of batching",
     **dict.fromkeys(
         ("arrivals", "rate_per_s", "clients", "burstiness", "trace"),
         "other loads: queues and batches form differently",

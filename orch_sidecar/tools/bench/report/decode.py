@@ -63,7 +63,7 @@ def decode_report(found: DecodeResult) -> Page:
     page.section("What was measured, and how")
     facts = {"Schedule": asdict(found.config)} if found.runs else {}
     page.facts(facts | {"Device": asdict(found.device)})
-    page.remark(f"Schema {found.schema}.")
+    page.remark(f"Schema {found.schema_version}.")
     return page
 
 

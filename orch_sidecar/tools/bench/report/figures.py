@@ -13,16 +13,13 @@ from orch_sidecar.tools.bench.report.measures import (
     served,
     tokens,
 )
-from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result
+from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.drawing.chart import (
     Axis,
     Chart,
     Look,
     Marked,
     Series,
-    Style,
-    apart,
-    by_size,
 )
 from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.labels.figures import percentile
@@ -88,7 +85,7 @@ def over_time(result: Result) -> Iterator[Chart]:
         "answer count as evenly spread.",
         Axis("seconds since the start of the run", low=bins.begin_s, high=bins.end_s),
         Axis("tokens/s"),
-        [Series("tokens/s", bins.edges, rates, Style("-"), Look.STEPS)],
+        [Series("tokens/s", bins.edges, rates, look=Look.BARS)],
         [Marked(f"mean {number_text(mean)}", mean, horizontal=True)],
     )
 
@@ -118,27 +115,6 @@ def bars_by_batch(
     """Returns a chart with a bar for each batch, from the smallest to the largest that occurs."""
     batches = range(min(amounts), max(amounts) + 1)
     edges = [batch - 0.5 for batch in (*batches, batches.stop)]
-    ticks = batches if len(batches) <= 12 else ()
-    x = Axis("sequences in the step", low=edges[0], high=edges[-1], ticks=ticks)
+    x = Axis("sequences in the step", low=edges[0], high=edges[-1], whole=True)
     ys = [amounts.get(batch, 0.0) for batch in batches]
     return Chart(title, about, x, Axis(label), [Series("steps", edges, ys, look=Look.BARS)], marked)
-
-
-def goodput_by_rate(result: Result) -> Iterator[Chart]:
-    """Yields the share of requests within the SLO at each rate that a search has tried."""
-    trials = sorted(result.trials, key=lambda trial: trial.rate_per_s)
-    if not trials:
-        return
-    rates = [trial.rate_per_s for trial in trials]
-    series = [Series("all within the SLO", rates, rates, Style("--", "", 2))]
-    points = ((each.kept, each.rate_per_s, each.rate_per_s * each.share, None) for each in trials)
-    series += apart("met", points, Style(), "not met")
-    about = (
-        f"Each of the {len(trials)} trials of the search. A rate is met if {KEPT_SHARE:.0%} of its "
-        "requests are within the SLO; hollow: it was not."
-    )
-    best = max((trial.rate_per_s for trial in trials if trial.kept), default=None)
-    if best is not None:
-        about += f" The largest that was met: {number_text(best)}/s."
-    label = "requests sent per second"
-    yield by_size("Goodput by rate", about, label, "requests/s within the SLO", series, linear=True)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Fate
 from orch_sidecar.tools.bench.report.figures import (
     distribution,
-    goodput_by_rate,
     over_time,
     steps_by_batch,
 )
@@ -25,54 +23,36 @@ from orch_sidecar.tools.bench.report.measures import (
     times_of,
 )
 from orch_sidecar.tools.bench.results.result import (
+    KEPT_SHARE,
     EngineDocument,
     LoadgenDocument,
     Result,
     Status,
+    Trial,
 )
 from orch_sidecar.tools.drawing.page import Page, badge
-from orch_sidecar.tools.drawing.texts import number_text, value_text
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.drawing.texts import number_text, percent, value_text
 from orch_sidecar.tools.facts.tables.row import Label
 
-LOAD: Final = "Load"
-
 _FATES: Final = (Fate.ANSWERED, Fate.REFUSED, Fate.FAILED, Fate.CUT)
-# Each run has its own, or it is there under another name.
-_OF_ONE_RUN: Final = ("label", "cache_salt", "trace", "replay")
 
 
 def conditions_of(result: Result) -> dict[str, dict[str, str]]:
-    """Returns the texts of all conditions by groups and names, in the same order for every result;
-    empty for an unknown one."""
-    groups = {LOAD: _load(result), "Engine": _engine(result.engine), "Client": _client(result)}
+    """Returns the texts of all conditions by groups and names; empty for an unknown one."""
+    load: dict[str, Any] = {"verdict": result.status, "prefix_hit_ratio": result.prefix_hit_ratio}
+    load |= result.model_dump(include={"scenario"})["scenario"]
+    load["salted_cache"] = "yes" if load.pop("cache_salt") else "no"  # each run has its own
+    engine = result.engine.model_dump(exclude={"epoch", "conditions"})
+    engine |= {"given": result.engine.given or "nothing: all was reported"}
+    engine |= result.engine.conditions or {}
+    health = result.client.bottleneck or "no bottleneck"
+    client = {"endpoint": result.endpoint, **result.client.host, "health": health}
+    load = {name: value for name, value in load.items() if value not in (None, {})}
+    groups = {"Load": load, "Engine": engine, "Client": client}
     return {
         group: {name: value_text(name, value) for name, value in found.items()}
         for group, found in groups.items()
     }
-
-
-def _load(result: Result) -> dict[str, Any]:
-    scenario = asdict(replace(result.scenario, replay=()))
-    return {
-        "measurement_type": result.measurement_type,
-        "verdict": result.status,
-        **{name: value for name, value in scenario.items() if name not in _OF_ONE_RUN},
-        "salted_cache": "yes" if result.scenario.cache_salt else "no",
-        "prefix_hit_ratio": result.prefix_hit_ratio,
-        "trace": result.scenario.trace,
-    }
-
-
-def _engine(engine: EngineDocument) -> dict[str, Any]:
-    found = engine.model_dump(exclude={"conditions", "epoch"})
-    found["given"] = engine.given or "nothing: all was reported"
-    return found | dict.fromkeys(CONDITIONS) | (engine.conditions or {})
-
-
-def _client(result: Result) -> dict[str, Any]:
-    health = result.client.bottleneck or "no bottleneck"
-    return {"endpoint": result.endpoint, **result.client.host, "health": health}
 
 
 def engine_text(engine: EngineDocument) -> str:
@@ -123,7 +103,10 @@ def run_report(result: Result) -> Page:
     page.charts(map(distribution, times_of(result)), "Distributions")
     page.charts(over_time(result), "Over time")
     page.charts(steps_by_batch(result), "Batches")
-    page.charts(goodput_by_rate(result), "The search for the rate")
+    if result.trials:
+        page.section("The search for the rate")
+        page.text(f"A rate is met if {KEPT_SHARE:.0%} of its requests are within the SLO.")
+        page.table(("requests/s", "within the SLO", "met"), map(_trial, result.trials))
     if result.loadgen is not None:
         page.section("By MLCommons' loadgen")
         _by_loadgen(page, result.loadgen)
@@ -163,8 +146,7 @@ def conditions(page: Page, result: Result) -> None:
     """Appends the meaning of the label and all conditions."""
     label = result.measurement_type
     page.remark(f"{label.value}: {LABELS.get(label, '')}.")
-    found = conditions_of(result)
-    page.facts(found | {LOAD: {name: text for name, text in found[LOAD].items() if text}})
+    page.facts(conditions_of(result))
     signed = result.evidence.signed is not None
     missing = f": {result.evidence.missing}" if result.evidence.missing else ""
     page.remark(f"Evidence: {'signed by the engine' if signed else f'none{missing}'}.")
@@ -196,6 +178,10 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
         share = f"{result.prefix_hit_ratio:.1%}"
         lines.append(f"{share} of the prompt tokens were in its prefix cache")
     page.list(lines)
+
+
+def _trial(each: Trial) -> tuple[str, str, str]:
+    return number_text(each.rate_per_s), percent(each.share), "yes" if each.kept else "no"
 
 
 def _by_loadgen(page: Page, found: LoadgenDocument) -> None:

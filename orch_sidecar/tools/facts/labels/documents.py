@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         if self.missing:
             return f"{self.place} is missing"
-        return f"{self.place} is {repr(self.value)[:_SHOWN_CHARACTERS]}: {self.rule}"
+        return f"{self.place or 'it'} is {repr(self.value)[:_SHOWN_CHARACTERS]}: {self.rule}"
 
 
 def first_problem(error: ValidationError) -> Problem:

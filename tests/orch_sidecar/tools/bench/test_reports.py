@@ -66,10 +66,10 @@ def test_comparison_is_printed_and_written(
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[]", "its schema is 'None'"),
-        ('{"schema_version": "orch.bench/9"}', "its schema is 'orch.bench/9'"),
+        ("[]", "it is []: Input should be a valid dictionary"),
+        ('{"schema_version": "orch.bench/9"}', "Input tag 'orch.bench/9'"),
         ('{"schema_version": "orch.bench/2"}', "id is missing"),
-        ('{"schema": "orch.bench.decode/3"}', "config"),
+        ('{"schema_version": "orch.bench.decode/3"}', "config"),
     ],
 )
 def test_file_that_is_no_result_is_named_with_the_rule(

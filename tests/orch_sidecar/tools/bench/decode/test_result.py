@@ -175,7 +175,7 @@ def test_document_contains_everything_and_is_json() -> None:
     result = replace(swept(*steps), runs=(RUN,))
     found = json.loads(DOCUMENT.dump_json(result))
     assert DOCUMENT.validate_python(found) == result
-    assert found["schema"] == "orch.bench.decode/3"
+    assert found["schema_version"] == "orch.bench.decode/3"
     assert found["config"] == {
         "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1,
         "reference": False, "work": None,

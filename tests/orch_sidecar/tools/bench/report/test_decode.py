@@ -46,7 +46,7 @@ def swept(batches: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
     }  # fmt: skip
     config = {"nreq": 1, "rate_per_s": 1.0, "tokens": 1, "bmax": 1, "seed": 1}
     return {
-        "schema": "orch.bench.decode/3", "config": config, "device": device,
+        "schema_version": "orch.bench.decode/3", "config": config, "device": device,
         "runs": [], "points": points, "fit": fit,
     }  # fmt: skip
 
