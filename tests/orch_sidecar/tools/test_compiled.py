@@ -18,6 +18,7 @@ from tests.compiled import ROOT, settings
 COMPILED = modules(ROOT, **settings())
 # Leaving them waits for nothing.
 IMMEDIATE = ("asyncio.timeout(", "self._outline_lock")
+LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 LOOKING_AT_A_TYPE = ("isinstance", "repr", "str", "type")
 
 
@@ -66,6 +67,34 @@ def sums_on_the_right(tree: ast.AST) -> Iterator[int]:
                 yield each.lineno
 
 
+def reads_after_none(tree: ast.AST) -> Iterator[int]:
+    """The lines that read an attribute after `if it is not None: return`, in the same block. mypy
+    takes it for None, whatever happens meanwhile, and the compiled module raises a TypeError."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        block: list[ast.stmt] = body if isinstance(body, list) else []
+        for number, each in enumerate(block):
+            if (
+                not isinstance(each, ast.If)
+                or each.orelse
+                or not isinstance(each.body[-1], LEAVING)
+            ):
+                continue
+            known = _known_as_none(each.test)
+            for later in (found for after in block[number + 1 :] for found in ast.walk(after)):
+                if not isinstance(later, ast.Attribute) or not isinstance(later.ctx, ast.Load):
+                    continue
+                if ast.unparse(later) in known:
+                    yield later.lineno
+
+
+def _known_as_none(test: ast.expr) -> list[str]:
+    """The attributes of which a test that fails says that they are None."""
+    either = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
+    texts = [ast.unparse(each).removesuffix(" is not None") for each in either]
+    return [text for text in texts if all(map(str.isidentifier, text.split("."))) and "." in text]
+
+
 @pytest.mark.parametrize("module", COMPILED)
 def test_compiled_module_never_waits_while_it_handles_an_exception(module: str) -> None:
     assert list(waits_that_show_an_exception(ast.parse((ROOT / module).read_text()))) == []
@@ -90,6 +119,25 @@ async def f():
 def test_numbers_are_the_same_in_a_compiled_module(module: str) -> None:
     tree = ast.parse((ROOT / module).read_text())
     assert [*floats_that_may_be_integers(tree), *sums_on_the_right(tree)] == []
+
+
+@pytest.mark.parametrize("module", COMPILED)
+def test_what_was_none_is_not_read_again_in_a_compiled_module(module: str) -> None:
+    assert list(reads_after_none(ast.parse((ROOT / module).read_text()))) == []
+
+
+def test_reads_of_what_was_none_are_found() -> None:
+    text = """
+async def f(a, b):
+    while True:
+        if b.c is not None or a.c:
+            return
+        if a.d is not None:
+            print(a.d)
+        await g(a)
+        a.c = b.c or a.d
+"""
+    assert list(reads_after_none(ast.parse(text))) == [9]
 
 
 def test_numbers_that_would_differ_are_found() -> None:
