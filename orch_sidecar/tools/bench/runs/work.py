@@ -18,7 +18,7 @@ from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work, side_by_si
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Plan, traced_prompts
 from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.traces.scenarios import WARMUP
+from orch_sidecar.tools.facts.traces.traffic import WARMUP
 from vllm_plugin.contracts.profile import ServiceClass
 
 # The warm-up has its own prompts, or the measurement would find them in the prefix cache.

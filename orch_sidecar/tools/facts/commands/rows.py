@@ -38,14 +38,14 @@ from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.requests import build_traffic
-from orch_sidecar.tools.facts.traces.scenarios import (
+from orch_sidecar.tools.facts.traces.spans import Span, all_spans, format_time, read_file, search
+from orch_sidecar.tools.facts.traces.traffic import (
     ID_PAUSE_S,
     LEAST_GAP_S,
+    build_traffic,
     group_scenarios,
     margin_s,
 )
-from orch_sidecar.tools.facts.traces.spans import Span, all_spans, format_time, read_file, search
 from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
 from orch_sidecar.tools.terminal import Progress, print_error
 

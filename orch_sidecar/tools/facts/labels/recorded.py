@@ -145,22 +145,22 @@ class RecordedRun(BaseModel):
         engine, what it did and the source. Raises ValueError for a run without figures.
         """
         some = [served for call in self.of_class if (served := call.served) is not None]
-        own: dict[str, Any] = {
-            "label": self.measurement_type,
-            "claim": self.measurement_type,
-            "model": Model(self.model_id, self.model_name, given),
-            "totals": figures(self.served),
-            "overlap": overlap(self.served),
-            "latency_ms": figures(some).latency_ms if some else {},
-            "load": self._load,
-            "outcomes": self._outcomes,
-            "doubts": {
+        return Measured(
+            label=self.measurement_type,
+            claim=self.measurement_type,
+            model=Model(self.model_id, self.model_name, given),
+            totals=figures(self.served),
+            overlap=overlap(self.served),
+            latency_ms=figures(some).latency_ms if some else {},
+            load=self._load,
+            outcomes=self._outcomes,
+            doubts={
                 names.CLIENT_BOTTLENECK: "yes" if self.bottleneck else None,
                 "counted_by_events": self.counted_by_events or None,
             },
-            "served_as": self.model,
-        }
-        return Measured(**own | more)
+            served_as=self.model,
+            **more,
+        )
 
     @property
     def _load(self) -> Notes:

@@ -17,9 +17,14 @@ from orch_sidecar.tools.facts.labels.intervals import Interval, uncovered
 from orch_sidecar.tools.facts.labels.observation import Batches, Beside, Observation
 from orch_sidecar.tools.facts.labels.thresholds import QUEUED_STEPS
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.traces.requests import Attempt, Outcome, Request
-from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.sequence import UNCOUNTED_STEPS, EngineSequence
+from orch_sidecar.tools.facts.traces.requests import (
+    UNCOUNTED_STEPS,
+    Attempt,
+    EngineSequence,
+    Outcome,
+    Request,
+)
+from orch_sidecar.tools.facts.traces.traffic import Scenario
 
 # Longer than an abort takes to reach the scheduler, and than a step.
 _ABORT_WITHIN_NS: Final = 1_000_000_000

@@ -1,33 +1,171 @@
-"""Reconstructs requests from the spans of sidecar and engine.
+"""A request, and its sequences in the engine, as the spans of sidecar and engine show them.
 
-Pure. Knows the names and attributes of this project's spans (docs/reference/traces.md) and what
-they mean for one request. A request is the server span of the sidecar that the client called, and
-all spans below it: one or several attempts to reach the engine, perhaps through another sidecar,
-and a span of the engine for each sequence that it decoded.
+Pure. Knows the attributes of this project's spans (docs/reference/traces.md) and what they mean. A
+request is the server span of the sidecar that the client called, and all spans below it: one or
+several attempts to reach the engine, perhaps through another sidecar, and a span of the engine for
+each sequence that it decoded. What a span does not contain is None, and what needs it is not
+satisfied.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import AliasGenerator, BeforeValidator, ConfigDict, Field, ValidationError
 
-from orch_sidecar.tools.facts.traces.sequence import (
-    SEQUENCE_SPAN,
-    EngineSequence,
-    parse_sequence,
-)
-from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span, Value
+from orch_sidecar.tools.facts.labels.measured import Engine
+from orch_sidecar.tools.facts.labels.snapshot import Settings, settings_in
+from orch_sidecar.tools.facts.tables.row import format_engine
+from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span
 
-_ENGINE_SPAN: Final = "engine.request"
-_WAIT_SPAN: Final = "admission.wait"
+# The counted steps of a sequence lack the last one, which is not known yet when its span ends;
+# asynchronous scheduling runs one more, whose token is discarded.
+UNCOUNTED_STEPS: Final = 2
 
-# Only the server spans of a sidecar have this attribute.
-_REQUEST_ID: Final = "orch.request_id"
+# With asynchronous scheduling two are under way when a stop string is found, and a third may begin
+# before the engine knows. The last token allows for one of them.
+_STOPPING_STEPS: Final = 2
+
+_ORCH: Final = AliasGenerator(validation_alias=lambda name: f"orch.{name}")
+
+
+def _cache(name: str) -> Any:
+    return Field(None, validation_alias=f"orch.prefix_cache.{name}")
+
+
+class EngineLabels(Attributes):
+    """What an engine states on a span: about itself, and its counters since its epoch.
+
+    The counters are those at the end of the sequence, with `_before` at its arrival.
+    `request_number`: of the HTTP request, from 1, among all generating requests that entered the
+    engine; the same on all its sequences, None of one that is below no other span.
+    `requests_total`: those that had entered. `decode_steps_total`, `decode_sequences_total`:
+    decode-only steps, and the sum of their batches. `engine_steps`: steps of any kind since this
+    sequence arrived. `tokens_per_step`: the most tokens that a step can generate of a sequence,
+    above 1 with speculative decoding. `queries`, `hits`: prompt tokens looked up and found in the
+    prefix cache; None before what the engine remembers. `weights`: the id or path of the model that
+    it loaded; `served_as`: the first name under which it serves it.
+    """
+
+    model_config = ConfigDict(alias_generator=_ORCH)
+
+    epoch: str
+    slots_total: int
+    engine_version: str
+    precision: str
+    gpu: str
+    gpu_count: int
+    weights: str
+    served_as: str = Field(validation_alias="gen_ai.request.model")
+    request_number: int | None = None
+    requests_total: int
+    decode_steps_total: int
+    decode_sequences_total: int
+    engine_steps: int = 0
+    tokens_per_step: int
+    queries_before: int | None = _cache("queries_before")
+    hits_before: int | None = _cache("hits_before")
+    queries: int = Field(validation_alias="orch.prefix_cache.queries_total")
+    hits: int = Field(validation_alias="orch.prefix_cache.hits_total")
+    conditions: Annotated[Settings, BeforeValidator(settings_in)] = Field(
+        validation_alias="conditions"
+    )
+
+    @property
+    def columns(self) -> Engine:
+        """The columns of the engine."""
+        name = format_engine("vllm", self.engine_version)
+        return Engine(name, self.precision, self.gpu, self.gpu_count)
+
+
+class EngineSequence(Attributes):
+    """One sequence in the engine, from its arrival there to its last token.
+
+    `stated`: by its engine, None unless its span has all of it. `prompt`: the engine's id of its
+    prompt; the sequences of one prompt share it, and its tokens. `max_tokens`: the most that its
+    request allowed. `steps`: decode-only steps that were counted from its first token to its end;
+    without any there are no batch statistics. `queue_s`, `decode_s`, `inference_s`: the engine's
+    own times of waiting for a slot, from first to last token, and from the slot to the last token.
+    """
+
+    start_ns: int
+    end_ns: int
+    stated: EngineLabels | None
+    profile: str | None = Field(None, validation_alias="orch.profile")
+    measurement_type: str | None = None
+    prompt: str
+    input_tokens: int = Field(0, validation_alias="gen_ai.usage.input_tokens")
+    output_tokens: int = Field(0, validation_alias="gen_ai.usage.output_tokens")
+    max_tokens: int | None = Field(None, validation_alias="gen_ai.request.max_tokens")
+    steps: int = Field(0, validation_alias="orch.steps")
+    batch_max: int = Field(0, validation_alias="orch.batch_size.max")
+    batch_mean: float = Field(0.0, validation_alias="orch.batch_size.mean")
+    queue_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_queue")
+    decode_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_model_decode")
+    inference_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_model_inference")
+
+    @property
+    def engine(self) -> EngineLabels:
+        """What its engine states. Raises ValueError where that is not known."""
+        if self.stated is None:
+            raise ValueError("the engine of the sequence is unknown")
+        return self.stated
+
+    @property
+    def epoch(self) -> str | None:
+        """Of its engine, if that is known; it changes with a restart."""
+        return None if self.stated is None else self.stated.epoch
+
+    @property
+    def first_ns(self) -> int:
+        """When its first token came, by the engine; when it arrived, where that is not known."""
+        return self.end_ns - round(self.decode_s * 1e9) if self.decode_s else self.start_ns
+
+    @property
+    def slot_ns(self) -> int:
+        """When it got its slot, by the engine; as `first_ns` where that is not known."""
+        inference_s = self.inference_s
+        return self.end_ns - round(inference_s * 1e9) if inference_s else self.first_ns
+
+    @property
+    def step_s(self) -> float:
+        """The mean time of a decode step, 0 where none was counted."""
+        return self.decode_s / self.steps if self.steps else 0.0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it may have ended with a stop string: it was not as long as was allowed."""
+        return self.max_tokens is not None and self.output_tokens < self.max_tokens
+
+    @property
+    def discarded_steps(self) -> int:
+        """The largest number of its steps after the end of its span.
+
+        vLLM's API server finds stop strings; the engine generates until the abort reaches it.
+        """
+        return _STOPPING_STEPS if self.stopped else 0
+
+
+def parse_sequence(span: Span) -> EngineSequence:
+    """Parses a span of the engine. Raises ValueError for an attribute of the wrong type."""
+    return span.parsed(
+        EngineSequence,
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        prompt=span.attributes.get("gen_ai.request.id") or span.span_id,
+        stated=_labels(span),
+    )
+
+
+def _labels(span: Span) -> EngineLabels | None:
+    stated = {name: value for name, value in span.attributes.items() if value not in (None, "")}
+    named = {name.removeprefix("orch."): value for name, value in stated.items()}
+    try:
+        return EngineLabels.model_validate({**stated, "conditions": named})
+    except ValidationError:
+        return None
 
 
 class Outcome(StrEnum):
@@ -41,7 +179,7 @@ class Outcome(StrEnum):
 
 # Values of `orch.outcome`; every other value is a rejection by the sidecar, or (`client_error`) by
 # the engine.
-_OUTCOMES: Final = {
+OUTCOMES: Final = {
     "ok": Outcome.SERVED,
     "engine_error": Outcome.FAILED,
     "engine_failed": Outcome.FAILED,
@@ -109,7 +247,7 @@ class Request(Attributes):
 
     @property
     def outcome(self) -> Outcome:
-        return _OUTCOMES.get(self.ended_as, Outcome.REFUSED)
+        return OUTCOMES.get(self.ended_as, Outcome.REFUSED)
 
     @property
     def end_ns(self) -> int:
@@ -153,132 +291,3 @@ class Request(Attributes):
     def answered_tokens(self) -> int:
         """The generated tokens of its answer, by the engine where the sidecar does not know."""
         return self.engine_output_tokens if self.output_tokens is None else self.output_tokens
-
-
-class Unfinished(NamedTuple):
-    """A request without a server span: it has not ended, or its span is missing.
-
-    `end_ns`: None where it may still run.
-    """
-
-    start_ns: int
-    end_ns: int | None
-    pool: Value
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """All requests in a set of spans.
-
-    `orphans`: engine sequences that belong to no request of a sidecar.
-    """
-
-    requests: tuple[Request, ...]
-    unfinished: tuple[Unfinished, ...]
-    orphans: tuple[EngineSequence, ...]
-
-    @property
-    def attempts(self) -> Iterator[tuple[Request, Attempt]]:
-        """Each with its request."""
-        return ((request, each) for request in self.requests for each in request.attempts)
-
-
-def build_traffic(spans: Iterable[Span]) -> Traffic:
-    """Returns the requests in these spans, by their start. Repeated spans count once.
-
-    Raises ValueError for an attribute of the wrong type.
-    """
-    known = {span.link: span for span in spans}
-    below: dict[tuple[str, Link | None], list[Span]] = defaultdict(list)
-    for span in known.values():
-        below[span.trace_id, _request_above(span, known)].append(span)
-    leaders = {
-        link
-        for span in known.values()
-        if _is_request(span) and span.attributes.get("orch.coalesced")
-        for link in span.links
-    }
-    requests = [
-        _request(known[link], under, leaders)
-        for (_, link), under in below.items()
-        if link is not None
-    ]
-    unfinished = (_unfinished(under) for (_, link), under in below.items() if link is None)
-    return Traffic(
-        tuple(sorted(filter(None, requests), key=lambda request: request.start_ns)),
-        tuple(filter(None, unfinished)),
-        tuple(parse_sequence(span) for span in known.values() if _is_orphan(span, known)),
-    )
-
-
-def _is_request(span: Span) -> bool:
-    return span.is_server and _REQUEST_ID in span.attributes
-
-
-def _request_above(span: Span, known: Mapping[Link, Span]) -> Link | None:
-    """Returns the topmost sidecar server span from a span upwards, itself included.
-
-    A parent sidecar's span has a server span of the child sidecar below it for each attempt.
-    """
-    found, seen = None, set()
-    at: Span | None = span
-    while at is not None and at.link not in seen:
-        seen.add(at.link)
-        if _is_request(at):
-            found = at.link
-        at = known.get(at.parent)
-    return found
-
-
-def _is_orphan(span: Span, known: Mapping[Link, Span]) -> bool:
-    """Returns whether this is an engine sequence that no attempt of a sidecar accounts for."""
-    parent = known.get(span.parent)
-    return span.name == SEQUENCE_SPAN and (parent is None or parent.name != _ENGINE_SPAN)
-
-
-def _unfinished(under: Iterable[Span]) -> Unfinished | None:
-    pending = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
-    if not pending:
-        return None
-    ends = [span.end_ns for span in pending if span.name == _ENGINE_SPAN]
-    start_ns, pool = min(span.start_ns for span in pending), pending[0].attributes.get("orch.pool")
-    return Unfinished(start_ns, max(ends, default=None), pool)
-
-
-def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request | None:
-    """Returns a request, None for what is no request of a model: a page, or a probe."""
-    waits = (span for span in under if span.name == _WAIT_SPAN)
-    found = server.parsed(
-        Request,
-        link=server.link,
-        start_ns=server.start_ns,
-        closed_ns=server.end_ns,
-        waited=tuple(sorted((span.start_ns, span.end_ns) for span in waits)),
-        attempts=_attempts(under),
-        coalesced_leader=server.link in leaders,
-    )
-    return found if found.requested_sequences or found.outcome is not Outcome.SERVED else None
-
-
-def _attempts(under: list[Span]) -> tuple[Attempt, ...]:
-    """Returns the attempts to reach an engine among the spans of a request.
-
-    An attempt whose answer came from another sidecar has that one's server span below it.
-    """
-    forwarded = {span.parent_id for span in under if _is_request(span)}
-    sequences: dict[str | None, list[EngineSequence]] = defaultdict(list)
-    for span in under:
-        if span.name == SEQUENCE_SPAN:
-            sequences[span.parent_id].append(parse_sequence(span))
-    found = (
-        # One that failed before its first byte was retried; its sequences were discarded.
-        Attempt(
-            span.start_ns,
-            span.end_ns,
-            _OUTCOMES.get(str(span.attributes.get("orch.outcome"))) is not Outcome.SERVED,
-            tuple(sequences[span.span_id]),
-        )
-        for span in under
-        if span.name == _ENGINE_SPAN and span.span_id not in forwarded
-    )
-    return tuple(sorted(found, key=lambda attempt: attempt.start_ns))

@@ -35,7 +35,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem, parse_all
+from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 Value: TypeAlias = "str | bool | int | float | None"
@@ -211,37 +211,30 @@ def _as_otlp(answer: Mapping[str, Any]) -> dict[str, Any]:
     if answer.get("errors"):
         raise UnreadableFile(f"the response has errors: {answer['errors']!r:.200}")
     try:
-        return {
-            "resourceSpans": [
-                {
-                    "resource": {"attributes": _process(trace["processes"][span["processID"]])},
-                    "scopeSpans": [{"spans": [_span(span)]}],
-                }
-                for trace in answer["data"] or ()
-                for span in trace["spans"]
-            ]
-        }
+        found = [
+            _resource_span(trace["processes"][span["processID"]], span)
+            for trace in answer["data"] or ()
+            for span in trace["spans"]
+        ]
+        return {"resourceSpans": found}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableFile(f"data is not traces as Jaeger gives them: {error!r:.200}") from None
 
 
-def _process(process: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _attributes(tags: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    fields = ((tag, _FIELDS.get(tag.get("type", "string"))) for tag in tags)
+    return [{"key": tag["key"], "value": {field: tag.get("value")} if field else {}}
+            for tag, field in fields]  # fmt: skip
+
+
+def _resource_span(process: Mapping[str, Any], span: Mapping[str, Any]) -> dict[str, Any]:
     service = {"key": SERVICE, "value": process["serviceName"]}
-    return [_attribute(tag) for tag in (service, *(process.get("tags") or ()))]
-
-
-def _attribute(tag: Mapping[str, Any]) -> dict[str, Any]:
-    field = _FIELDS.get(tag.get("type", "string"))
-    return {"key": tag["key"], "value": {field: tag.get("value")} if field else {}}
-
-
-def _span(span: Mapping[str, Any]) -> dict[str, Any]:
     start_us, trace_id = int(span["startTime"]), span["traceID"]
     tags, references = span.get("tags") or (), span.get("references") or ()
     above = (each for each in references if each["refType"] == "CHILD_OF")
     parent = next((each for each in above if each["traceID"] == trace_id), None)
     server = any((tag["key"], tag.get("value")) == ("span.kind", "server") for tag in tags)
-    return {
+    converted = {
         "traceId": trace_id,
         "spanId": span["spanID"],
         "parentSpanId": parent and parent["spanID"],
@@ -249,13 +242,15 @@ def _span(span: Mapping[str, Any]) -> dict[str, Any]:
         "kind": _SERVER[0] if server else 0,
         "startTimeUnixNano": 1000 * start_us,
         "endTimeUnixNano": 1000 * (start_us + int(span["duration"])),
-        "attributes": [_attribute(tag) for tag in tags],
+        "attributes": _attributes(tags),
         "links": [
             {"traceId": each["traceID"], "spanId": each["spanID"]}
             for each in references
             if each is not parent
         ],
     }
+    resource = {"attributes": _attributes((service, *(process.get("tags") or ())))}
+    return {"resource": resource, "scopeSpans": [{"spans": [converted]}]}
 
 
 def read_file(name: str, content: bytes) -> list[Span]:
@@ -290,11 +285,7 @@ def search(
     # raw: without the clock skew correction of 2.x (1.x ignores it).
     query = {"service": service, "start": start_us, "end": end_us, "limit": limit, "raw": "true"}
     place = f"{url}/api/traces"
-    answer = parse_all(place, get(f"{place}?{urlencode(query)}"))
-    try:
-        return [span for _, each in answer for span in spans_of(each)]
-    except UnreadableFile as error:
-        raise UnreadableFile(f"{place}: {error}") from None
+    return read_file(place, get(f"{place}?{urlencode(query)}"))
 
 
 def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[Span]:

@@ -40,9 +40,13 @@ from orch_sidecar.tools.facts.traces.observed import (
     observation_of,
     prefix_hit_ratio,
 )
-from orch_sidecar.tools.facts.traces.requests import Outcome, Request
-from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.sequence import UNCOUNTED_STEPS, EngineSequence
+from orch_sidecar.tools.facts.traces.requests import (
+    UNCOUNTED_STEPS,
+    EngineSequence,
+    Outcome,
+    Request,
+)
+from orch_sidecar.tools.facts.traces.traffic import Scenario
 
 # Fewer requests that follow others, or fewer in all, show no kind of arrivals.
 LEAST: Final = 10

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from orch_sidecar.tools.facts.traces.requests import Traffic
-from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
+from orch_sidecar.tools.facts.traces.traffic import Traffic, group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import objections
 from tests.orch_sidecar.tools.facts.spans import one, traffic_from
 

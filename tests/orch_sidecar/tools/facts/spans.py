@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.spans import Link, Span, Value, read_file
+from orch_sidecar.tools.facts.traces.traffic import Traffic, build_traffic
 
 TRACES = Path(__file__).with_name("traces")
 

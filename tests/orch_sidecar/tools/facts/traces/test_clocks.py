@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import build_traffic
-from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, read_file
+from orch_sidecar.tools.facts.traces.traffic import build_traffic, group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import objections
 from tests.orch_sidecar.tools.facts.objections import objections_to, valid
 from tests.orch_sidecar.tools.facts.spans import TRACES

@@ -116,7 +116,7 @@ async def test_a_base_path_belongs_to_the_url() -> None:
         (401, "<h1>go\n   away</h1>" + "x" * 1000, "cannot read .*/api/traces: 401 .*away</h1>x+$"),
         (404, "404 page not found", "cannot read .*/api/traces: 404 Not Found: 404 page"),
         (200, "<!doctype html>", "/api/traces:1: invalid JSON: "),
-        (200, '{"data2":1}', "/api/traces: no traces: .*data2"),
+        (200, '{"data2":1}', "/api/traces:1: no traces: .*data2"),
         (200, "", "/api/traces:1: invalid JSON: it ends too early"),
     ],
 )

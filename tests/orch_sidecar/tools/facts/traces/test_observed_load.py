@@ -9,8 +9,8 @@ import pytest
 
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import parse_notes
-from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span
+from orch_sidecar.tools.facts.traces.traffic import group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
 from tests.orch_sidecar.tools.facts.spans import one, traffic_from
 

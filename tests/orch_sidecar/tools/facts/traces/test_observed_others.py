@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
+from orch_sidecar.tools.facts.traces.traffic import group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import objections
 from tests.orch_sidecar.tools.facts.objections import (
     LABELS,

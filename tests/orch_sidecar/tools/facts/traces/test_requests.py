@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import Outcome, Request, build_traffic
+from orch_sidecar.tools.facts.traces.requests import Outcome, Request
 from orch_sidecar.tools.facts.traces.spans import Span
+from orch_sidecar.tools.facts.traces.traffic import build_traffic
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import real, traffic_from
 

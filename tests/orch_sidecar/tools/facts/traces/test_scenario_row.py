@@ -6,8 +6,8 @@ from typing import Any
 
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
-from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
+from orch_sidecar.tools.facts.traces.traffic import group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import ALONE, traffic_from

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.labels.measured import Engine
-from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
-from orch_sidecar.tools.facts.traces.scenarios import Scenario, group_scenarios
+from orch_sidecar.tools.facts.traces.requests import Outcome
 from orch_sidecar.tools.facts.traces.spans import Span, Value
+from orch_sidecar.tools.facts.traces.traffic import Scenario, build_traffic, group_scenarios
 from tests.orch_sidecar.tools.facts.spans import one, real, traffic_from, without
 
 GAP_S = 60.0

@@ -1,22 +1,36 @@
-"""Groups requests into scenarios: those that were measured together and may make one figure.
+"""The traffic in spans: its requests, and the scenarios of those that were measured together.
 
-Pure. The requests of a scenario have the same labels and ran on engines of one kind. A client can
-mark them with an id, which tolerates a longer pause; without one, a scenario ends where nothing of
-its kind ran for a while. Whether a scenario earns its label is decided elsewhere.
+Pure. The requests of a scenario, which may make one figure, have the same labels and ran on engines
+of one kind. A client can mark them with an id, which tolerates a longer pause; without one, a
+scenario ends where nothing of its kind ran for a while. Whether a scenario earns its label is
+decided elsewhere.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
-from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
-from orch_sidecar.tools.facts.traces.sequence import EngineSequence
-from orch_sidecar.tools.facts.traces.spans import format_time
+from orch_sidecar.tools.facts.traces.requests import (
+    OUTCOMES,
+    Attempt,
+    EngineSequence,
+    Outcome,
+    Request,
+    parse_sequence,
+)
+from orch_sidecar.tools.facts.traces.spans import Link, Span, Value, format_time
+
+_SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
+_ENGINE_SPAN: Final = "engine.request"
+_WAIT_SPAN: Final = "admission.wait"
+
+# Only the server spans of a sidecar have this attribute.
+_REQUEST_ID: Final = "orch.request_id"
 
 # `orch bench` adds this to the id of a run for the warm-up requests before it.
 WARMUP: Final = ".warmup"
@@ -27,6 +41,135 @@ WARMUP: Final = ".warmup"
 ID_PAUSE_S: Final = 600.0
 # The shortest pause that may end a scenario without an id: single requests are no scenario.
 LEAST_GAP_S: Final = 10.0
+
+
+class Unfinished(NamedTuple):
+    """A request without a server span: it has not ended, or its span is missing.
+
+    `end_ns`: None where it may still run.
+    """
+
+    start_ns: int
+    end_ns: int | None
+    pool: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """All requests in a set of spans.
+
+    `orphans`: engine sequences that belong to no request of a sidecar.
+    """
+
+    requests: tuple[Request, ...]
+    unfinished: tuple[Unfinished, ...]
+    orphans: tuple[EngineSequence, ...]
+
+    @property
+    def attempts(self) -> Iterator[tuple[Request, Attempt]]:
+        """Each with its request."""
+        return ((request, each) for request in self.requests for each in request.attempts)
+
+
+def build_traffic(spans: Iterable[Span]) -> Traffic:
+    """Returns the requests in these spans, by their start. Repeated spans count once.
+
+    Raises ValueError for an attribute of the wrong type.
+    """
+    known = {span.link: span for span in spans}
+    below: dict[tuple[str, Link | None], list[Span]] = defaultdict(list)
+    for span in known.values():
+        below[span.trace_id, _request_above(span, known)].append(span)
+    leaders = {
+        link
+        for span in known.values()
+        if _is_request(span) and span.attributes.get("orch.coalesced")
+        for link in span.links
+    }
+    requests = [
+        _request(known[link], under, leaders)
+        for (_, link), under in below.items()
+        if link is not None
+    ]
+    unfinished = (_unfinished(under) for (_, link), under in below.items() if link is None)
+    return Traffic(
+        tuple(sorted(filter(None, requests), key=lambda request: request.start_ns)),
+        tuple(filter(None, unfinished)),
+        tuple(parse_sequence(span) for span in known.values() if _is_orphan(span, known)),
+    )
+
+
+def _is_request(span: Span) -> bool:
+    return span.is_server and _REQUEST_ID in span.attributes
+
+
+def _request_above(span: Span, known: Mapping[Link, Span]) -> Link | None:
+    """Returns the topmost sidecar server span from a span upwards, itself included.
+
+    A parent sidecar's span has a server span of the child sidecar below it for each attempt.
+    """
+    found, seen = None, set()
+    at: Span | None = span
+    while at is not None and at.link not in seen:
+        seen.add(at.link)
+        if _is_request(at):
+            found = at.link
+        at = known.get(at.parent)
+    return found
+
+
+def _is_orphan(span: Span, known: Mapping[Link, Span]) -> bool:
+    """Returns whether this is an engine sequence that no attempt of a sidecar accounts for."""
+    parent = known.get(span.parent)
+    return span.name == _SEQUENCE_SPAN and (parent is None or parent.name != _ENGINE_SPAN)
+
+
+def _unfinished(under: Iterable[Span]) -> Unfinished | None:
+    pending = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
+    if not pending:
+        return None
+    ends = [span.end_ns for span in pending if span.name == _ENGINE_SPAN]
+    start_ns, pool = min(span.start_ns for span in pending), pending[0].attributes.get("orch.pool")
+    return Unfinished(start_ns, max(ends, default=None), pool)
+
+
+def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request | None:
+    """Returns a request, None for what is no request of a model: a page, or a probe."""
+    waits = (span for span in under if span.name == _WAIT_SPAN)
+    found = server.parsed(
+        Request,
+        link=server.link,
+        start_ns=server.start_ns,
+        closed_ns=server.end_ns,
+        waited=tuple(sorted((span.start_ns, span.end_ns) for span in waits)),
+        attempts=_attempts(under),
+        coalesced_leader=server.link in leaders,
+    )
+    return found if found.requested_sequences or found.outcome is not Outcome.SERVED else None
+
+
+def _attempts(under: list[Span]) -> tuple[Attempt, ...]:
+    """Returns the attempts to reach an engine among the spans of a request.
+
+    An attempt whose answer came from another sidecar has that one's server span below it.
+    """
+    forwarded = {span.parent_id for span in under if _is_request(span)}
+    sequences: dict[str | None, list[EngineSequence]] = defaultdict(list)
+    for span in under:
+        if span.name == _SEQUENCE_SPAN:
+            sequences[span.parent_id].append(parse_sequence(span))
+    found = (
+        # One that failed before its first byte was retried; its sequences were discarded.
+        Attempt(
+            span.start_ns,
+            span.end_ns,
+            OUTCOMES.get(str(span.attributes.get("orch.outcome"))) is not Outcome.SERVED,
+            tuple(sequences[span.span_id]),
+        )
+        for span in under
+        if span.name == _ENGINE_SPAN and span.span_id not in forwarded
+    )
+    return tuple(sorted(found, key=lambda attempt: attempt.start_ns))
 
 
 @dataclass(frozen=True)
