@@ -17,8 +17,8 @@ that UI, `/api/traces`, is in every version, and other backends imitate it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode
@@ -30,10 +30,9 @@ from pydantic import (
     ConfigDict,
     Field,
     GetPydanticSchema,
+    TypeAdapter,
     ValidationError,
-    model_validator,
 )
-from pydantic.alias_generators import to_camel
 
 from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
@@ -67,12 +66,6 @@ class Attributes(BaseModel):
 Parsed = TypeVar("Parsed", bound=Attributes)
 
 
-def _without_nulls(document: Any) -> Any:
-    if not isinstance(document, dict):
-        return document
-    return {name: value for name, value in document.items() if value is not None}
-
-
 # Leading zeros may be missing: Jaeger omits those of older, shorter ids.
 _TraceId = Annotated[
     str,
@@ -87,13 +80,7 @@ _SpanId = Annotated[
 _Nanoseconds = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, frozen=True)
-
-    _drop_nulls = model_validator(mode="before")(_without_nulls)
-
-
-class _KeyValue(_Message):
+class _KeyValue(BaseModel):
     """At most one value is set."""
 
     key: str
@@ -143,7 +130,7 @@ class Span:
     start_ns: Annotated[_Nanoseconds, Field(alias="startTimeUnixNano")] = 0
     end_ns: Annotated[_Nanoseconds, Field(alias="endTimeUnixNano")] = 0
     attributes: _Attributes = field(default_factory=dict)
-    resource: Mapping[str, Value] = field(default_factory=dict)
+    resource: _Attributes = field(default_factory=dict)
     links: tuple[Link, ...] = ()
 
     @property
@@ -171,17 +158,7 @@ class Span:
             raise ValueError(f"{place}: {first_problem(error)}") from None
 
 
-class _ScopeSpans(_Message):
-    spans: tuple[Annotated[Span, BeforeValidator(_without_nulls)], ...] = ()
-
-
-class _ResourceSpans(_Message):
-    resource: _Attributes = at("resource.attributes", default={})
-    scope_spans: tuple[_ScopeSpans, ...] = ()
-
-
-class _Export(_Message):
-    resource_spans: tuple[_ResourceSpans, ...]
+_SPANS: Final = TypeAdapter(list[Span])
 
 
 def spans_of(document: object) -> list[Span]:
@@ -194,31 +171,31 @@ def spans_of(document: object) -> list[Span]:
         raise UnreadableFile(
             f"no traces: must be an object with resourceSpans or data, not {actual}"
         )
+    if found.get("errors"):
+        raise UnreadableFile(f"the response has errors: {found['errors']!r:.200}")
     try:
-        export = _Export.model_validate(_as_otlp(found) if "data" in found else found)
+        spans = _of_jaeger(found["data"]) if "data" in found else _of_otlp(found["resourceSpans"])
+        stated = [{name: value for name, value in span.items() if value is not None}
+                  for span in spans]  # fmt: skip
+        return _SPANS.validate_python(stated)
     except ValidationError as error:
-        raise UnreadableFile(str(first_problem(error))) from None
-    return [
-        replace(span, resource=each.resource)
-        for each in export.resource_spans
-        for scope in each.scope_spans
-        for span in scope.spans
-    ]
-
-
-def _as_otlp(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts traces in the form of Jaeger's UI. Raises UnreadableFile."""
-    if answer.get("errors"):
-        raise UnreadableFile(f"the response has errors: {answer['errors']!r:.200}")
-    try:
-        found = [
-            _resource_span(trace["processes"][span["processID"]], span)
-            for trace in answer["data"] or ()
-            for span in trace["spans"]
-        ]
-        return {"resourceSpans": found}
+        raise UnreadableFile(f"spans.{first_problem(error)}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnreadableFile(f"data is not traces as Jaeger gives them: {error!r:.200}") from None
+        raise UnreadableFile(f"no traces in one of the two forms: {error!r:.200}") from None
+
+
+def _of_otlp(resources: Any) -> Iterator[dict[str, Any]]:
+    for each in resources:
+        resource = (each.get("resource") or {}).get("attributes")
+        for scope in each.get("scopeSpans") or ():
+            yield from ({**span, "resource": resource} for span in scope.get("spans") or ())
+
+
+def _of_jaeger(traces: Any) -> Iterator[dict[str, Any]]:
+    """Converts spans in the form of Jaeger's UI."""
+    for trace in traces or ():
+        for span in trace["spans"]:
+            yield _converted(span, trace["processes"][span["processID"]])
 
 
 def _attributes(tags: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -227,14 +204,14 @@ def _attributes(tags: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             for tag, field in fields]  # fmt: skip
 
 
-def _resource_span(process: Mapping[str, Any], span: Mapping[str, Any]) -> dict[str, Any]:
+def _converted(span: Mapping[str, Any], process: Mapping[str, Any]) -> dict[str, Any]:
     service = {"key": SERVICE, "value": process["serviceName"]}
     start_us, trace_id = int(span["startTime"]), span["traceID"]
     tags, references = span.get("tags") or (), span.get("references") or ()
     above = (each for each in references if each["refType"] == "CHILD_OF")
     parent = next((each for each in above if each["traceID"] == trace_id), None)
     server = any((tag["key"], tag.get("value")) == ("span.kind", "server") for tag in tags)
-    converted = {
+    return {
         "traceId": trace_id,
         "spanId": span["spanID"],
         "parentSpanId": parent and parent["spanID"],
@@ -243,14 +220,13 @@ def _resource_span(process: Mapping[str, Any], span: Mapping[str, Any]) -> dict[
         "startTimeUnixNano": 1000 * start_us,
         "endTimeUnixNano": 1000 * (start_us + int(span["duration"])),
         "attributes": _attributes(tags),
+        "resource": _attributes((service, *(process.get("tags") or ()))),
         "links": [
             {"traceId": each["traceID"], "spanId": each["spanID"]}
             for each in references
             if each is not parent
         ],
     }
-    resource = {"attributes": _attributes((service, *(process.get("tags") or ())))}
-    return {"resource": resource, "scopeSpans": [{"spans": [converted]}]}
 
 
 def read_file(name: str, content: bytes) -> list[Span]:
