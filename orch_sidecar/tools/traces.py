@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     Field,
@@ -40,7 +41,7 @@ from pydantic import (
 )
 
 from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
-from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem
+from orch_sidecar.tools.facts.labels.documents import documents_in, first_problem
 from orch_sidecar.tools.facts.tables.table import UnreadableFile, decoded, parse
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
@@ -141,51 +142,48 @@ _USUAL: Final = (_MOONCAKE, 16)
 _BLOCKS: Final = "hash_ids"
 
 
-def _date_s(value: object) -> float:
-    """Returns the seconds of a date; one without a time zone counts as UTC."""
+def _seconds(stated: object) -> object:
+    """Returns the seconds of a date, one without a time zone in UTC; numbers stay as they are."""
+    if not isinstance(stated, str):
+        return stated
     try:
-        found = datetime.fromisoformat(str(value))
+        return float(stated)
     except ValueError:
-        rule = "it must be a date and time such as 2023-11-16 18:17:03.9799600"
+        pass
+    try:
+        found = datetime.fromisoformat(stated)
+    except ValueError:
+        rule = "it must be seconds, or a date and time such as 2023-11-16 18:17:03.9799600"
         raise ValueError(rule) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
+# The columns of GuideLLM, which are those of vLLM and Mooncake, too, of Azure, and of BurstGPT. An
+# error names a missing one as the first of them does.
+_FORMATS: Final = (
+    ("timestamp", "input_length", "output_length"),
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    ("Timestamp", "Request tokens", "Response tokens"),
+)
+_TIMES, _PROMPTS, _ANSWERS = (AliasChoices(*names) for names in zip(*_FORMATS, strict=True))
 _Tokens = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
 
 
 class _Row(BaseModel):
-    """A row of GuideLLM, vLLM and Mooncake; a number may be the text of one.
+    """A row of any format; a number may be the text of one.
 
     `at_s`: of the trace's own clock; `is_whole`: it is an integer.
     """
 
-    at_s: FiniteFloat = Field(alias="timestamp")
-    prompt_tokens: _Tokens = Field(alias="input_length")
-    output_tokens: _Tokens = Field(alias="output_length")
-    blocks: tuple[StrictInt, ...] = Field((), alias=_BLOCKS)
-    is_whole: Annotated[bool, BeforeValidator(lambda stated: type(stated) is int)] = at(
-        "timestamp", default=False
+    at_s: Annotated[FiniteFloat, BeforeValidator(_seconds)] = Field(validation_alias=_TIMES)
+    prompt_tokens: _Tokens = Field(validation_alias=_PROMPTS)
+    output_tokens: _Tokens = Field(validation_alias=_ANSWERS)
+    blocks: tuple[StrictInt, ...] = Field((), validation_alias=_BLOCKS)
+    is_whole: Annotated[bool, BeforeValidator(lambda stated: type(stated) is int)] = Field(
+        False, validation_alias=_TIMES
     )
 
 
-class _AzureRow(_Row):
-    at_s: Annotated[float, BeforeValidator(_date_s)] = Field(alias="TIMESTAMP")
-    prompt_tokens: _Tokens = Field(alias="ContextTokens")
-    output_tokens: _Tokens = Field(alias="GeneratedTokens")
-
-
-class _BurstGptRow(_Row):
-    at_s: FiniteFloat = Field(alias="Timestamp")
-    prompt_tokens: _Tokens = Field(alias="Request tokens")
-    output_tokens: _Tokens = Field(alias="Response tokens")
-
-
-# The formats of CSV, and the columns that each must have.
-_FORMATS: Final = {
-    each: [str(field.alias) for field in each.model_fields.values() if field.is_required()]
-    for each in (_AzureRow, _BurstGptRow, _Row)
-}
 _Line: TypeAlias = tuple[int, _Row]  # its number, and what it says
 
 
@@ -212,11 +210,11 @@ def read(path: Path | str) -> Trace:
     return Trace(path.name, digest, tuple(requests), block_tokens, left_out)
 
 
-def _line(name: str, line: int, kind: type[_Row], values: Mapping[str, object]) -> _Line:
+def _line(name: str, line: int, values: Mapping[str, object]) -> _Line:
     """Returns a parsed line. Raises UnreadableFile."""
     stated = {column: value for column, value in values.items() if value is not None}
     try:
-        return line, kind.model_validate(stated)
+        return line, _Row.model_validate(stated)
     except ValidationError as error:
         raise UnreadableFile(f"{name}:{line}: {first_problem(error)}") from None
 
@@ -226,7 +224,7 @@ def _json_lines(name: str, content: bytes) -> Iterator[_Line]:
         if not isinstance(document, dict):
             rule = f"the line is {document!r:.60}: it must be an object"
             raise UnreadableFile(f"{name}:{line}: {rule}")
-        yield _line(name, line, _Row, document)
+        yield _line(name, line, document)
 
 
 def _csv_lines(name: str, content: bytes) -> Iterator[_Line]:
@@ -234,9 +232,9 @@ def _csv_lines(name: str, content: bytes) -> Iterator[_Line]:
     records = parse(name, decoded(name, content, "utf-8-sig")).records
     rows = [(each.line, [cell.strip() for cell in each.fields]) for each in records]
     head = rows[0][1] if rows else []
-    kind = next((each for each, columns in _FORMATS.items() if set(columns) <= set(head)), None)
-    if kind is None:
-        known = "; or ".join(", ".join(columns) for columns in _FORMATS.values())
+    columns = next((each for each in _FORMATS if set(each) <= set(head)), None)
+    if columns is None:
+        known = "; or ".join(map(", ".join, _FORMATS))
         found = ascii(", ".join(head) or "none")[1:-1]
         rule = f"they must include those of a known trace: {known}; or the file must be JSONL"
         raise UnreadableFile(f"{name}:1: the columns are {found[:_SHOWN]}: {rule}")
@@ -246,7 +244,7 @@ def _csv_lines(name: str, content: bytes) -> Iterator[_Line]:
             raise UnreadableFile(f"{name}:{line}: the row has {len(cells)} cells: {rule}")
         if cells:
             values = dict(zip(head, cells, strict=True))
-            yield _line(name, line, kind, {each: values[each] for each in _FORMATS[kind]})
+            yield _line(name, line, {each: values[each] for each in columns})
 
 
 def _block_tokens(name: str, lines: Sequence[_Line]) -> int | None:

@@ -163,7 +163,7 @@ def test_name_and_hash_are_those_of_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (AZURE + "yesterday,1,1\n", "trace:2: TIMESTAMP is 'yesterday': it must be a date"),
+        (AZURE + "yesterday,1,1\n", "trace:2: TIMESTAMP is 'yesterday': it must be seconds"),
         (AZURE + "2023-11-16 18:15:46,-1,1\n", "trace:2: ContextTokens is '-1': Input should be "),
         (
             AZURE + "2023-11-16 18:15:46,1,1.5\n",
@@ -171,14 +171,14 @@ def test_name_and_hash_are_those_of_the_file(file: Path) -> None:
         ),
         (AZURE + "2023-11-16 18:15:46,1\n", "trace:2: the row has 2 cells: it must have the 3"),
         (AZURE + '2023-11-16 18:15:46,"1,1\n', "trace:2: invalid CSV: unexpected end"),
-        (BURST + "x,GPT-4,1,1,2,API log\n", "trace:2: Timestamp is 'x': Input should be a valid n"),
-        (BURST + "nan,GPT-4,1,1,2,API log\n", "trace:2: Timestamp is 'nan': Input should be a fin"),
+        (BURST + "x,GPT-4,1,1,2,API log\n", "trace:2: Timestamp is 'x': it must be seconds, or"),
+        (BURST + "nan,GPT-4,1,1,2,API log\n", "trace:2: Timestamp is nan: Input should be a fin"),
         (BURST + f"1,GPT-4,{'9' * 5000},1,2,A\n", "trace:2: Request tokens is '999"),
         ("when,in,out\n1,2,3\n", "trace:1: the columns are when, in, out: they must include"),
         ("", "trace:1: the columns are none: they must include those of a known trace"),
         (AZURE, "trace: the file must contain at least one answered request"),
         (jsonl(row(0, 1, 1), {"timestamp": 1}), "trace:2: input_length is missing"),
-        (jsonl(row("soon", 1, 1)), "trace:1: timestamp is 'soon': Input should be a valid n"),
+        (jsonl(row("soon", 1, 1)), "trace:1: timestamp is 'soon': it must be seconds, or"),
         (jsonl(row(0, 1.5, 1)), "trace:1: input_length is 1.5: Input should be a valid integer"),
         (
             jsonl(row(0, 1, 1, hash_ids=[1.5])),

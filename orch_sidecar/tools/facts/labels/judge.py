@@ -81,23 +81,20 @@ def judge(seen: Observation) -> list[Objection]:
     if seen.states is not None and (changed := [*objections_of(*_changes(seen.states))]):
         return [*changed, *stale]  # the counts of the two states cannot be compared
     engine = None if seen.states is None else seen.states.before
-    unable = [_slots(seen.label, seen.slots)] if engine is None else _unable(seen.label, engine)
-    rules = (*unable, *_others(seen), *_steps(seen), *_arrivals(seen), *_tokens(seen))
-    return [*objections_of(*rules, *_beside(seen)), *stale]
+    slots = objections_of(_slots(seen.label, seen.slots))
+    unable = slots if engine is None else cannot_earn(seen.label, engine)
+    rules = (*_others(seen), *_steps(seen), *_arrivals(seen), *_tokens(seen), *_beside(seen))
+    return [*unable, *objections_of(*rules), *stale]
 
 
 def cannot_earn(label: Label, engine: Snapshot) -> list[Objection]:
     """Returns the reasons why this engine cannot earn that label, empty if it can."""
-    return [*objections_of(*_unable(label, engine))]
-
-
-def _unable(label: Label, engine: Snapshot) -> tuple[Rule, ...]:
-    return (
-        (Reason.WRONG_LABEL, engine.measurement_type != label,
-         f"the pool {engine.pool!r} (profile {engine.profile}) is {engine.measurement_type}: a "
-         f"measurement of it cannot be {label}"),
+    detail = f"the pool {engine.pool!r} (profile {engine.profile}) is {engine.measurement_type}"
+    wrong = engine.measurement_type != label
+    return [*objections_of(
+        (Reason.WRONG_LABEL, wrong, f"{detail}: a measurement of it cannot be {label}"),
         _slots(label, frozenset({engine.slots_total})),
-    )  # fmt: skip
+    )]  # fmt: skip
 
 
 def _slots(label: Label, slots: frozenset[int]) -> Rule:

@@ -140,8 +140,8 @@ def aborted_in(scenario: Scenario) -> list[tuple[Request, Attempt]]:
     end_ns = max(each.end_ns for each in scenario.sequences) - ahead_ns
     return [
         (request, each)
-        for request, each in scenario.traffic.attempts
-        if request.pool == scenario.key.pool and each.aborted
+        for request, each in scenario.attempts
+        if each.aborted
         if each.start_ns <= end_ns and each.end_ns + _ABORT_WITHIN_NS >= start_ns
     ]
 
@@ -184,8 +184,8 @@ def _stays(scenario: Scenario) -> list[_Stay]:
             *(each.start_ns, each.end_ns, each.end_ns + _ABORT_WITHIN_NS),
             *(request.requested_sequences, request.link in own),
         )
-        for request, each in traffic.attempts
-        if request.pool == scenario.key.pool and each.aborted
+        for request, each in scenario.attempts
+        if each.aborted
     ]
 
 
@@ -229,8 +229,7 @@ def _waited_alone_ns(scenario: Scenario) -> float:
     """
     busy = [
         Interval(each.start_ns, each.end_ns + _ABORT_WITHIN_NS * each.aborted)
-        for request, each in scenario.traffic.attempts
-        if request.pool == scenario.key.pool
+        for _, each in scenario.attempts
     ]
     waited = (Interval(*each) for request in scenario.served for each in request.waited)
     return uncovered(waited, busy)

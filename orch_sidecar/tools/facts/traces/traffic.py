@@ -216,6 +216,11 @@ class Scenario:
         return tuple(sequence for each in self.served for sequence in each.sequences)
 
     @cached_property
+    def attempts(self) -> list[tuple[Request, Attempt]]:
+        """All attempts to reach its engines, with their requests; those of others, too."""
+        return [each for each in self.traffic.attempts if each[0].pool == self.key.pool]
+
+    @cached_property
     def engine_ahead_ns(self) -> int:
         """By how much the engine's clock is ahead of the sidecar's at least, negative behind.
 
