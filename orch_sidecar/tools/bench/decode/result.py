@@ -1,7 +1,7 @@
 """The result of decode steps: the figures of runs and of a sweep, as the file has them.
 
-TTFT, latency and throughput are defined as in `tools.facts.labels.figures`, in milliseconds of
-the schedule's virtual clock. Percentiles interpolate, unlike in the reference program of
+TTFT, latency and throughput are those of `tools.facts.labels.figures`, by the schedule's virtual
+clock. Percentiles interpolate, unlike in the reference program of
 "Throughput, Latency & Batching Policy", which takes the rank below. Sizes are bytes.
 """
 
@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep
 from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.results.sweep import Fit, fit
-from orch_sidecar.tools.facts.labels.figures import Spread, spread
+from orch_sidecar.tools.facts.labels.figures import Spread, Totals, figures, spread
 
 # From this batch on, gaps between steps should be small: smaller batches have short steps, of
 # which launching is a large part anyway.
@@ -84,19 +84,14 @@ class Point:
 class Run:
     """The figures of one schedule, in milliseconds and tokens per second.
 
-    `tokens_per_s_device`: over the time in steps; `tokens_per_s`: from the first arrival to the
-    last end. `points`: by batch. `gap_large_ms`: gaps before
-    steps of LARGE_BATCH or more.
+    `requests`: in seconds of the virtual clock. `tokens_per_s_device`: over the time in steps.
+    `points`: by batch. `gap_large_ms`: gaps before steps of LARGE_BATCH or more.
     """
 
     window_ms: float
+    requests: Totals
     device_ms: float
-    tokens: int
     tokens_per_s_device: float
-    tokens_per_s: float
-    ttft_ms: Spread
-    e2e_ms: Spread
-    steps: int
     points: Annotated[tuple[Point, ...], Field(min_length=1)]
     gap_ms: Spread | None
     gap_large_ms: Spread | None
@@ -121,19 +116,13 @@ DOCUMENT: Final = TypeAdapter(DecodeResult)
 
 def run_figures(window_ms: float, outcome: Outcome) -> Run:
     """Returns the figures of a schedule with requests."""
-    requests, timed = outcome.requests, outcome.steps
+    totals, timed = figures(outcome.requests), outcome.steps
     device_ms = sum(step.ms for step in timed)
-    tokens = sum(step.batch for step in timed)
-    span_ms = max(each.ended_ms for each in requests) - requests[0].arrived_ms
     return Run(
         window_ms=window_ms,
+        requests=totals,
         device_ms=device_ms,
-        tokens=tokens,
-        tokens_per_s_device=1000 * tokens / device_ms,
-        tokens_per_s=1000 * tokens / span_ms,
-        ttft_ms=_spread([each.ttft_ms for each in requests]),
-        e2e_ms=_spread([each.e2e_ms for each in requests]),
-        steps=len(timed),
+        tokens_per_s_device=1000 * totals.output_tokens / device_ms,
         points=points_of(timed),
         gap_ms=_gaps(timed, 1),
         gap_large_ms=_gaps(timed, LARGE_BATCH),
@@ -150,22 +139,16 @@ def points_of(timed: Sequence[TimedStep]) -> tuple[Point, ...]:
     by_batch: dict[int, list[TimedStep]] = {}
     for each in timed:
         by_batch.setdefault(each.batch, []).append(each)
-    spreads = {batch: _spread([each.ms for each in by_batch[batch]]) for batch in sorted(by_batch)}
-    first = next(iter(spreads))
-    points = []
-    for batch, step_ms in spreads.items():
-        speed_up = (batch / step_ms.p50) / (first / spreads[first].p50)
-        points.append(
-            Point(
-                batch=batch,
-                steps=len(by_batch[batch]),
-                step_ms=step_ms,
-                gap_ms=_gaps(by_batch[batch], 1),
-                tokens_per_s=1000 * batch / step_ms.p50,
-                speed_up=speed_up,
-                efficiency=speed_up * first / batch,
-            )
-        )
+    points: list[Point] = []
+    for batch, steps in sorted(by_batch.items()):
+        step_ms = spread([each.ms for each in steps])
+        assert step_ms is not None, "a point has steps"
+        tokens_per_s = 1000 * batch / step_ms.p50
+        first = points[0] if points else None
+        speed_up = tokens_per_s / first.tokens_per_s if first else 1.0
+        efficiency = speed_up * first.batch / batch if first else 1.0
+        gap_ms = _gaps(steps, 1)
+        points.append(Point(batch, len(steps), step_ms, gap_ms, tokens_per_s, speed_up, efficiency))
     return tuple(points)
 
 
@@ -173,9 +156,3 @@ def _gaps(timed: Sequence[TimedStep], least_batch: int) -> Spread | None:
     return spread(
         [each.gap_ms for each in timed if each.gap_ms is not None and each.batch >= least_batch]
     )
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    found = spread(values)
-    assert found is not None, "a run has requests and steps, and a point has steps"
-    return found

@@ -25,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
@@ -47,28 +49,10 @@ RunStep = Callable[[int], TimedStep]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A completed request. Milliseconds of the virtual clock."""
-
-    arrived_ms: float
-    admitted_ms: float
-    first_token_ms: float
-    ended_ms: float
-
-    @property
-    def ttft_ms(self) -> float:
-        return self.first_token_ms - self.arrived_ms
-
-    @property
-    def e2e_ms(self) -> float:
-        return self.ended_ms - self.arrived_ms
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """Requests in order of arrival, and steps in order of time."""
+    """Requests in order of arrival, in seconds of the virtual clock, and steps in order of time."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[CompletedRequest, ...]
     steps: tuple[TimedStep, ...]
 
 
@@ -86,25 +70,20 @@ def run_schedule(
     `arrivals_ms`: ascending, from 0. A step takes some time. `reference`: as the paper's program
     does, whose windows are as described above.
     """
-    admitted: list[float] = []
     first: dict[int, float] = {}
     ended: dict[int, float] = {}
     left: dict[int, int] = {}  # tokens left of the running requests, in order of admission
     steps: list[TimedStep] = []
-    now = 0.0
-    while left or len(admitted) < len(arrivals_ms):
+    now, admitted = 0.0, 0
+    while left or admitted < len(arrivals_ms):
         if reference:
             idle = not left
-            now = max(now, arrivals_ms[len(admitted)]) + window_ms if idle else now + window_ms / 4
+            now = max(now, arrivals_ms[admitted]) + window_ms if idle else now + window_ms / 4
         elif not left:
-            now = max(now, _launch_ms(arrivals_ms, len(admitted), bmax, window_ms))
-        while (
-            len(left) < bmax
-            and len(admitted) < len(arrivals_ms)
-            and arrivals_ms[len(admitted)] <= now
-        ):
-            left[len(admitted)] = tokens
-            admitted.append(now)
+            now = max(now, _launch_ms(arrivals_ms, admitted, bmax, window_ms))
+        while len(left) < bmax and admitted < len(arrivals_ms) and arrivals_ms[admitted] <= now:
+            left[admitted] = tokens
+            admitted += 1
         step = replace(run_step(len(left)), start_ms=now, requests=tuple(left))
         steps.append(step)
         now += step.ms
@@ -114,13 +93,11 @@ def run_schedule(
             if not left[request]:
                 del left[request]
                 ended[request] = now
-    return Outcome(
-        tuple(
-            Request(arrived, admitted[index], first[index], ended[index])
-            for index, arrived in enumerate(arrivals_ms)
-        ),
-        tuple(steps),
+    requests = (
+        CompletedRequest(arrived / 1000, first[index] / 1000, ended[index] / 1000, 0, tokens)
+        for index, arrived in enumerate(arrivals_ms)
     )
+    return Outcome(tuple(requests), tuple(steps))
 
 
 def _launch_ms(arrivals_ms: Sequence[float], first: int, bmax: int, window_ms: float) -> float:

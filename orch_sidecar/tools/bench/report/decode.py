@@ -87,20 +87,21 @@ def _device_lines(ran: DeviceInfo) -> Iterator[str]:
 
 
 def _run_lines(config: Config, run: Run, work: int) -> Iterator[str]:
-    ttft, e2e = run.ttft_ms, run.e2e_ms
+    steps, totals = sum(point.steps for point in run.points), run.requests
     yield (
         f"CONFIG nreq={config.nreq} lambda={config.rate_per_s:.1f}/s tokens={config.tokens} "
         f"Bmax={config.bmax} window_ms={run.window_ms:.2f} work={work}"
     )
     yield (
-        f"GPU time: {run.device_ms:.3f} ms  | tokens: {run.tokens}  | "
+        f"GPU time: {run.device_ms:.3f} ms  | tokens: {totals.output_tokens}  | "
         f"tokens/sec (GPU): {run.tokens_per_s_device:.2f}"
     )
-    yield f"TTFT mean={ttft.mean:.3f} ms  p95={ttft.p95:.3f} ms"
-    yield f"E2E  mean={e2e.mean:.3f} ms  p95={e2e.p95:.3f} ms"
+    for name, time in (("TTFT", "ttft"), ("E2E ", "latency")):
+        if (found := totals.times_s[time]) is not None:
+            yield f"{name} mean={1000 * found.mean:.3f} ms  p95={1000 * found.p95:.3f} ms"
     yield (
-        f"STEPS {run.steps} of {run.tokens / run.steps:.2f} sequences  | "
-        f"tokens/sec (with admission): {run.tokens_per_s:.2f}"
+        f"STEPS {steps} of {totals.output_tokens / steps:.2f} sequences  | "
+        f"tokens/sec (with admission): {totals.tokens_per_s:.2f}"
     )
     gaps = {"between steps": run.gap_ms, f"at b>={LARGE_BATCH}": run.gap_large_ms}
     for which, gap in gaps.items():
@@ -122,10 +123,12 @@ def _run_lines(config: Config, run: Run, work: int) -> Iterator[str]:
 
 def _window_line(first: Run, last: Run) -> str:
     """Compares the p95 TTFT of two windows on the same arrivals."""
-    change = 100 * (last.ttft_ms.p95 / first.ttft_ms.p95 - 1)
+    before, after = (each.requests.times_s["ttft"] for each in (first, last))
+    assert before is not None and after is not None, "requests have first tokens"  # noqa: PT018
     return (
         f"WINDOW {first.window_ms:g} -> {last.window_ms:g} ms: "
-        f"p95 TTFT {first.ttft_ms.p95:.3f} -> {last.ttft_ms.p95:.3f} ms ({change:+.1f} %)"
+        f"p95 TTFT {1000 * before.p95:.3f} -> {1000 * after.p95:.3f} ms "
+        f"({percent(after.p95 / before.p95 - 1, sign=True)})"
     )
 
 

@@ -46,11 +46,14 @@ def swept(*steps: TimedStep) -> DecodeResult:
 
 
 def test_run_adds_up() -> None:
-    assert (RUN.device_ms, RUN.tokens, RUN.steps) == (30.0, 4, 3)
+    assert (RUN.device_ms, RUN.requests.output_tokens) == (30.0, 4)
     assert RUN.tokens_per_s_device == pytest.approx(4 / 0.030)
-    assert RUN.tokens_per_s == pytest.approx(4 / 0.036)
-    assert (RUN.ttft_ms.mean, RUN.ttft_ms.p50) == (16, 16)
-    assert (RUN.e2e_ms.mean, RUN.e2e_ms.most) == (26, 26)
+    assert RUN.requests.tokens_per_s == pytest.approx(4 / 0.036)
+    ttft, latency = RUN.requests.times_s["ttft"], RUN.requests.times_s["latency"]
+    assert ttft is not None
+    assert latency is not None
+    assert (ttft.mean, ttft.p50) == pytest.approx((0.016, 0.016))
+    assert (latency.mean, latency.most) == pytest.approx((0.026, 0.026))
     assert {point.batch: point.steps for point in RUN.points} == {1: 2, 2: 1}
     assert RUN.gap_ms is not None
     assert (RUN.gap_ms.p50, RUN.gap_ms.most) == (1.0, 1.5)
@@ -188,7 +191,7 @@ def test_document_contains_everything_and_is_json() -> None:
     assert run["points"][0]["steps"] == 2
     assert run["points"][0]["step_ms"]["p50"] == 10.0
     assert set(run["gap_ms"]) >= {"p50", "p95", "most"}
-    for name in ("ttft_ms", "e2e_ms"):
-        assert set(run[name]) >= {"mean", "p50", "p95"}
+    for name in ("ttft", "latency"):
+        assert set(run["requests"]["times_s"][name]) >= {"mean", "p50", "p95"}
     assert [point["batch"] for point in found["points"]] == [1, 2, 4]
     assert found["fit"]["t0"] == pytest.approx(1)

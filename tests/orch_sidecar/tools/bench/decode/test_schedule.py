@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice
 from random import Random
 
 import pytest
@@ -27,6 +27,19 @@ def ten_ms(batch: int) -> TimedStep:
     return TimedStep(batch, 10.0)
 
 
+def ttft_ms(outcome: Outcome) -> list[float]:
+    return [1000 * each.ttft_s for each in outcome.requests if each.ttft_s is not None]
+
+
+def admitted_ms(outcome: Outcome) -> list[float]:
+    """When each request joined its first step."""
+    found: dict[int, float] = {}
+    for step in outcome.steps:
+        for request in step.requests:
+            found.setdefault(request, step.start_ms)
+    return [found[request] for request in sorted(found)]
+
+
 def steps_of(outcome: Outcome) -> list[tuple[float, tuple[int, ...]]]:
     return [(step.start_ms, step.requests) for step in outcome.steps]
 
@@ -35,8 +48,8 @@ def test_lone_request_waits_for_the_window_and_then_has_a_step_for_each_token() 
     outcome = run_schedule([100.0], 3, 4, 6.0, ten_ms)
     assert steps_of(outcome) == [(106.0, (0,)), (116.0, (0,)), (126.0, (0,))]
     [request] = outcome.requests
-    assert (request.admitted_ms, request.first_token_ms, request.ended_ms) == (106, 116, 136)
-    assert (request.ttft_ms, request.e2e_ms) == (16, 36)
+    assert (request.first_token_s, request.ended_s) == (0.116, 0.136)
+    assert (request.ttft_s, request.latency_s) == pytest.approx((0.016, 0.036))
 
 
 def test_requests_that_arrive_within_the_window_start_together() -> None:
@@ -59,7 +72,7 @@ def test_window_counts_from_the_arrival() -> None:
 def test_batch_is_topped_up_between_steps_without_waiting() -> None:
     outcome = run_schedule([0.0, 3.0, 11.0], 2, 4, 2.0, ten_ms)
     assert steps_of(outcome) == [(2.0, (0,)), (12.0, (0, 1, 2)), (22.0, (1, 2))]
-    assert [request.ended_ms for request in outcome.requests] == [22, 32, 32]
+    assert [request.ended_s for request in outcome.requests] == [0.022, 0.032, 0.032]
 
 
 def test_freed_place_goes_to_the_request_that_waited_longest() -> None:
@@ -69,7 +82,7 @@ def test_freed_place_goes_to_the_request_that_waited_longest() -> None:
 
 def test_without_a_window_nothing_waits() -> None:
     outcome = run_schedule([5.0, 40.0], 1, 4, 0.0, ten_ms)
-    assert [request.ttft_ms for request in outcome.requests] == [10, 10]
+    assert ttft_ms(outcome) == pytest.approx([10, 10])
 
 
 def test_no_requests_are_no_steps() -> None:
@@ -110,34 +123,34 @@ def test_what_always_holds(
         assert step.ms == curve.at(len(step.requests))
         for index in step.requests:
             made[index] += 1
-            assert outcome.requests[index].admitted_ms <= step.start_ms
     assert made == [tokens] * len(arrivals)
-    assert [request.arrived_ms for request in outcome.requests] == arrivals
-    for request in outcome.requests:
-        assert request.arrived_ms <= request.admitted_ms < request.first_token_ms
-        assert request.first_token_ms <= request.ended_ms
-    for earlier, later in pairwise(outcome.requests):
-        assert earlier.admitted_ms <= later.admitted_ms
-    assert_works_while_there_is_work(outcome, bmax, window_ms)
+    admitted = admitted_ms(outcome)
+    assert [request.arrived_s for request in outcome.requests] == [at / 1000 for at in arrivals]
+    for arrived, joined, request in zip(arrivals, admitted, outcome.requests, strict=True):
+        assert request.first_token_s is not None
+        assert arrived <= joined
+        assert joined / 1000 < request.first_token_s <= request.ended_s
+    assert admitted == sorted(admitted)
+    assert_works_while_there_is_work(arrivals, outcome, bmax, window_ms)
 
 
-def assert_works_while_there_is_work(outcome: Outcome, bmax: int, window_ms: float) -> None:
+def assert_works_while_there_is_work(
+    arrivals: list[float], outcome: Outcome, bmax: int, window_ms: float
+) -> None:
     """No step leaves a place to nobody while one waits; none is late but for the window."""
+    admitted = admitted_ms(outcome)
     for step in outcome.steps:
-        waiting = [
-            request
-            for request in outcome.requests
-            if request.arrived_ms <= step.start_ms < request.admitted_ms
-        ]
+        both = zip(arrivals, admitted, strict=True)
+        waiting = [joined for arrived, joined in both if arrived <= step.start_ms < joined]
         assert not waiting or step.batch == bmax
     ends = [0.0, *(step.start_ms + step.ms for step in outcome.steps)]
     for end, step in zip(ends, outcome.steps, strict=False):
         assert step.start_ms >= end
-        first = outcome.requests[min(step.requests)]
-        if first.admitted_ms < step.start_ms:  # it was being decoded before
+        first = min(step.requests)
+        if admitted[first] < step.start_ms:  # it was being decoded before
             assert step.start_ms == end
         else:
-            assert step.start_ms <= max(end, first.arrived_ms + window_ms)
+            assert step.start_ms <= max(end, arrivals[first] + window_ms)
 
 
 # 0.9 ms at b = 4 and 1.9 ms at b = 16, as measured in "Throughput, Latency & Batching Policy".
@@ -148,7 +161,7 @@ MEASURED = computed(Curve(0.567, 0.0833, 1.0))
 def test_window_of_2_ms_instead_of_6_takes_15_percent_off_the_p95_of_ttft(seed: int) -> None:
     arrivals = poisson_ms(80.0, 200, seed)
     long, short = (
-        percentile([request.ttft_ms for request in outcome.requests], 95)
+        percentile(ttft_ms(outcome), 95)
         for outcome in (run_schedule(arrivals, 32, 16, ms, MEASURED) for ms in (6.0, 2.0))
     )
     assert long is not None
@@ -161,7 +174,7 @@ def test_reference_has_the_figures_of_the_papers_program(window_ms: float, p95_m
     random = Random(123)
     arrivals = list(accumulate(1000 * random.expovariate(80.0) for _ in range(200)))
     outcome = run_schedule(arrivals, 32, 16, window_ms, MEASURED, reference=True)
-    times = sorted(request.ttft_ms for request in outcome.requests)
+    times = sorted(ttft_ms(outcome))
     assert times[int(0.95 * (len(times) - 1))] == pytest.approx(p95_ms, abs=0.005)  # its percentile
 
 
