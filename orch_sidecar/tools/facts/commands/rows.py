@@ -38,7 +38,7 @@ from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.spans import Span, all_spans, format_time, read_file, search
+from orch_sidecar.tools.facts.traces.spans import Span, all_spans, read_file, search
 from orch_sidecar.tools.facts.traces.traffic import (
     ID_PAUSE_S,
     LEAST_GAP_S,
@@ -48,6 +48,7 @@ from orch_sidecar.tools.facts.traces.traffic import (
 )
 from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
 from orch_sidecar.tools.terminal import Progress, print_error
+from vllm_plugin.contracts.lease_protocol import timestamp
 
 _SCENARIO: Final = f"""A scenario is a set of requests with the same labels (measurement type,
 model, pool, profile, engine and its conditions, precision, GPU), the same id and the same run
@@ -194,7 +195,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _from_jaeger(options: argparse.Namespace) -> int:
     first_ns, last_ns = options.since, options.until
-    start, end = format_time(first_ns), format_time(last_ns)
+    start, end = timestamp(first_ns / 1e9), timestamp(last_ns / 1e9)
     # Requests outside of the interval show whether a scenario is cut there.
     margin_ns = round(margin_s(options.gap) * 1e9)
     first_us, last_us = (first_ns - margin_ns) // 1000, (last_ns + margin_ns) // 1000

@@ -7,7 +7,6 @@ invalid, and the reasons are given. `thresholds` has every number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -16,6 +15,7 @@ from orch_sidecar.tools.facts.labels.observation import Observation, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.contradictions import load_contradictions
 from orch_sidecar.tools.facts.tables.row import Label
+from vllm_plugin.contracts.lease_protocol import timestamp
 
 
 class Reason(StrEnum):
@@ -241,6 +241,9 @@ def _stale(seen: Observation) -> list[Rule]:
     window_s, busy_s, apart_s = run.window_s, states.busy_s, again_s - saved_s
     began_s, ended_s, end_s = run.began_at_s, run.ended_at_s, run.local_end_s
     old = [(when, state.age_ms) for when, state in states.ends]
+    saved, again, began, ended, local = (
+        timestamp(at_s or 0.0) for at_s in (saved_s, again_s, began_s, ended_s, end_s)
+    )
     rules = (
         *((state.state != "ready", f"the engine was {state.state} {when} the run: it must be ready")
           for when, state in states.ends),
@@ -254,12 +257,12 @@ def _stale(seen: Observation) -> list[Rule]:
          f"the engine was busy for {busy_s:.1f} s, but the run took {window_s:.1f} s: its times "
          "are wrong, or the states are those of another run"),
         (began_s is not None and saved_s > began_s + thresholds.CLOCKS_AGREE_S,
-         f"the state before the run is from {_utc(saved_s)}, the run began at {_utc(began_s)}"),
+         f"the state before the run is from {saved}, the run began at {began}"),
         (ended_s is not None and again_s < ended_s - thresholds.CLOCKS_AGREE_S,
-         f"the state after the run is from {_utc(again_s)}, the run ended at {_utc(ended_s)}"),
+         f"the state after the run is from {again}, the run ended at {ended}"),
         (end_s is not None and not _in_a_zone(end_s, saved_s + window_s, again_s),
-         f"the run ended at {_utc(end_s)[:-1]} in some time zone, which in none is between the "
-         f"states, from {_utc(saved_s)} and {_utc(again_s)}"),
+         f"the run ended at {local[:-1]} in some time zone, which in none is between the states, "
+         f"from {saved} and {again}"),
     )  # fmt: skip
     return [(Reason.OTHER_TIME, applies, detail) for applies, detail in rules]
 
@@ -269,10 +272,6 @@ def _in_a_zone(local_s: float, first_s: float, last_s: float) -> bool:
     slack_s = thresholds.CLOCKS_AGREE_S + _DATE_S
     zones = (local_s - _ZONE_S * zone for zone in range(-_MOST_ZONES, _MOST_ZONES + 1))
     return any(first_s - slack_s <= at_s <= last_s + slack_s for at_s in zones)
-
-
-def _utc(at_s: float | None) -> str:
-    return "" if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _changes(states: States) -> list[Rule]:

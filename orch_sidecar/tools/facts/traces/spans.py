@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
@@ -49,12 +48,6 @@ _FIELDS: Final = {
     "int64": "intValue",
     "float64": "doubleValue",
 }
-
-
-def format_time(time_ns: int) -> str:
-    """Formats a time as RFC 3339, cut off after the milliseconds."""
-    seconds, rest = divmod(time_ns, 1_000_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03}Z"
 
 
 class Attributes(BaseModel):

@@ -23,7 +23,8 @@ from orch_sidecar.tools.facts.traces.requests import (
     Request,
     parse_sequence,
 )
-from orch_sidecar.tools.facts.traces.spans import Link, Span, Value, format_time
+from orch_sidecar.tools.facts.traces.spans import Link, Span, Value
+from vllm_plugin.contracts.lease_protocol import timestamp
 
 _SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 _ENGINE_SPAN: Final = "engine.request"
@@ -197,7 +198,7 @@ class Scenario:
     @property
     def name(self) -> str:
         """Its id, or when it began (UTC)."""
-        return self.key.scenario or format_time(self.start_ns)
+        return self.key.scenario or timestamp(self.start_ns / 1e9)
 
     @property
     def is_warmup(self) -> bool:
