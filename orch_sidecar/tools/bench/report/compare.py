@@ -25,27 +25,8 @@ from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE
-from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
 
 _HEAD: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
-
-# Beyond those of rows: what else makes two runs answers to different questions.
-_MATTERS: Final = {
-    **DIFFERENCES,
-    "label": "different ways of batching",
-    **dict.fromkeys(
-        ("arrivals", "rate_per_s", "clients", "burstiness", "trace"),
-        "other loads: queues and batches form differently",
-    ),
-    "prompts": "other work: prompts and answers of other lengths or texts",
-    "slots_total": "batches of other sizes",
-    "profile": "other rules of admission and other batches",
-    "weights": "different models",
-    "slo_ms": "other bounds: shares within the SLO do not compare",
-    "verdict": "not both of the results hold",
-    "cpus": "other clients",
-    "cpu_model": "other clients",
-}
 
 Interval = tuple[float, float]
 
@@ -119,16 +100,14 @@ def compared(before: Result, after: Result) -> list[Compared]:
     ]
 
 
-def differing(before: Result, after: Result) -> Iterator[tuple[str, str, str, str]]:
-    """Yields the conditions in which two results differ: the name, both texts, and what it means
-    for a change in figures; empty where that is nothing."""
+def differing(before: Result, after: Result) -> Iterator[tuple[str, str, str]]:
+    """Yields the names of the conditions in which two results differ, and both texts."""
     pairs = zip(conditions_of(before).values(), conditions_of(after).values(), strict=True)
     for first, second in pairs:
         for name in first | second:
-            texts = first.get(name, ""), second.get(name, "")
-            if texts[0] != texts[1]:
-                a, b = (text or "unknown" for text in texts)
-                yield name.replace("_", " "), a, b, _MATTERS.get(name, "")
+            a, b = (each.get(name) or "unknown" for each in (first, second))
+            if a != b:
+                yield name.replace("_", " "), a, b
 
 
 def compare_report(before: Result, after: Result) -> Page:
@@ -139,7 +118,7 @@ def compare_report(before: Result, after: Result) -> Page:
     verdict(page, after, "b")
     page.section("What differs in their conditions")
     if differences := list(differing(before, after)):
-        page.table(("condition", "a", "b", "what that means"), differences, texts=4)
+        page.table(("condition", "a", "b"), differences, texts=3)
     else:
         page.text("Nothing that the results record.")
     page.section("Figures")

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Final, TypeVar
 
 from orch_sidecar.tools.bench.results.result import Result, Status
@@ -61,41 +62,33 @@ def of_percentile(values: Sequence[float], p: float) -> Estimate | None:
 
 def of_share(kept: Sequence[bool]) -> Estimate | None:
     """Estimates the share of requests that are kept, in the order of arrival; None without any."""
-    return _of_sections(kept, lambda part: sum(part) / len(part), 2)
+    return _of_sections(kept, fmean, 2)
+
+
+def of_rate(amounts: Sequence[float], seconds: float) -> Estimate:
+    """Estimates a rate from the amounts in SECTIONS equal parts of the time."""
+    return _estimate(sum(amounts) / seconds, [SECTIONS * each / seconds for each in amounts])
 
 
 def _of_sections(
     values: Sequence[_Value], figure: Callable[[Sequence[_Value]], float], least: int
 ) -> Estimate | None:
     """Estimates a figure of values. `least`: the values of a section from which it follows."""
-    if not values:
-        return None
     if len(values) < SECTIONS * least:
-        return Estimate(figure(values), None)
+        return Estimate(figure(values), None) if values else None
     bounds = [len(values) * number // SECTIONS for number in range(SECTIONS + 1)]
     return _estimate(figure(values), [figure(values[a:b]) for a, b in pairwise(bounds)])
 
 
-def of_rate(amounts: Sequence[float], seconds: float) -> Estimate:
-    """Estimates a rate from the amounts in SECTIONS equal parts of the time."""
-    per_s = [SECTIONS * amount / seconds for amount in amounts]
-    return _estimate(sum(amounts) / seconds, per_s)
-
-
 def _estimate(whole: float, sections: Sequence[float]) -> Estimate:
-    if _drifts(sections):
+    """Estimates a figure by its deviations in sections, which must be unlike each other enough to
+    be independent."""
+    mean, count = fmean(sections), len(sections)
+    steps = sum((later - earlier) ** 2 for earlier, later in pairwise(sections))
+    if steps < _LEAST_RATIO * sum((each - mean) ** 2 for each in sections):
         return Estimate(whole, None, drifts=True)
-    count = len(sections)
     squares = sum((each - whole) ** 2 for each in sections)
     return Estimate(whole, _T * math.sqrt(squares / (count * (count - 1))))
-
-
-def _drifts(sections: Sequence[float]) -> bool:
-    """Returns whether sections that follow each other are too alike to be independent."""
-    mean = sum(sections) / len(sections)
-    spread = sum((each - mean) ** 2 for each in sections)
-    steps = sum((later - earlier) ** 2 for earlier, later in pairwise(sections))
-    return steps < _LEAST_RATIO * spread
 
 
 Amount = tuple[Interval, float]

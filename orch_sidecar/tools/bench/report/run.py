@@ -57,9 +57,8 @@ def conditions_of(result: Result) -> dict[str, dict[str, str]]:
 
 def engine_text(engine: EngineDocument) -> str:
     """Describes the engine, its hardware and its slots in one line."""
-    name = " ".join(part for part in (engine.engine, engine.engine_version) if part)
     parts = [
-        name or "an unknown engine",
+        engine.engine or "an unknown engine",
         engine.precision,
         f"{engine.gpu_count} x {engine.gpu}" if engine.gpu and engine.gpu_count else engine.gpu,
         f"profile {engine.profile}, slots: {engine.slots_total}" if engine.slots_total else None,

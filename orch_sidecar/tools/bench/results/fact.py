@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evide
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
-from orch_sidecar.tools.facts.tables.row import Row, format_engine
+from orch_sidecar.tools.facts.tables.row import Row
 
 # The parts of a result that a row is not made of. What the engine signed is in the evidence itself,
 # and its unsigned documents prove nothing.
@@ -40,10 +40,7 @@ def row_of(result: Result) -> Row:
     recorded = RecordedRun.model_validate(result.model_dump(mode="json", exclude=_UNUSED))
     return recorded.measured(
         engine=Engine(
-            format_engine(str(engine.engine), engine.engine_version),
-            str(engine.precision),
-            str(engine.gpu),
-            engine.gpu_count or 0,
+            str(engine.engine), str(engine.precision), str(engine.gpu), engine.gpu_count or 0
         ),
         source_tag=f"orch-bench:{result.id}",
         batches=None if result.status is Status.UNVERIFIED else result.batches,

@@ -8,6 +8,7 @@ figures would be those of other hardware.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from enum import StrEnum
 from math import sqrt
 from typing import Any, Final, Literal
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals
-from orch_sidecar.tools.facts.labels.measured import name_model
+from orch_sidecar.tools.facts.labels.measured import Engine, engine_of, name_model
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import Call
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
@@ -49,13 +50,12 @@ class Document(BaseModel):
 class EngineDocument(Document):
     """The engine under test; None where it does not report.
 
-    `model`: the name that it is served by; `model_id`, `model_name`: as in a row; `weights`: the
-    model as the engine loaded it. `conditions`: how it is configured, by the names of the notes.
-    `given`: the values given by the user instead of the engine.
+    `engine`: its name and version. `model`: the name that it is served by; `model_id`,
+    `model_name`: as in a row; `weights`: the model as the engine loaded it. `conditions`: how it is
+    configured, by the names of the notes. `given`: what the user gave instead of the engine.
     """
 
     engine: str | None
-    engine_version: str | None
     model: str
     model_id: str
     model_name: str
@@ -206,11 +206,9 @@ class Result(Document):
 
 
 # A row requires these.
-_NEEDED: Final = ("engine", "precision", "gpu", "gpu_count")
-# An engine's own report.
-_REPORTED: Final = (
-    *_NEEDED, "engine_version", "weights", "pool", "profile", "slots_total", "epoch",
-)  # fmt: skip
+_NEEDED: Final = tuple(each.name for each in fields(Engine))
+# An engine's own report beside them.
+_REPORTED: Final = ("weights", "pool", "profile", "slots_total", "conditions", "epoch")
 
 
 # The values that a user may give of an engine that does not report them, by the names of options
@@ -226,16 +224,16 @@ def identity(model: str, snapshot: Snapshot | None, given: Given) -> EngineDocum
     """
     model_id = given.get("model_id", model)
     model_name = given.get("model_name", last_part(model_id))
-    if snapshot is None:
-        name, _, version = given.get("engine", "").partition(" ")
-        found: dict[str, Any] = {field: given.get(field) for field in _NEEDED}
-        found |= {"engine": name or None, "engine_version": version or None}
-        names = list(given)
-    else:
-        found = {field: getattr(snapshot, field) for field in _REPORTED}
-        found["conditions"] = dict(snapshot.conditions)
+    found: dict[str, Any] = {name: given.get(name) for name in _NEEDED}
+    names = list(given)
+    if snapshot is not None:
+        found = asdict(engine_of(snapshot))
+        found |= {name: getattr(snapshot, name) for name in _REPORTED}
         own = name_model(model_id, model_name, snapshot.models, [snapshot.weights]).given
-        names = [field for field in given if field in own]
+        names = [name for name in given if name in own]
+    elif "engine" in given:
+        name, _, version = given["engine"].partition(" ")
+        found["engine"] = format_engine(name, version or None)
     return EngineDocument(
         model=model, model_id=model_id, model_name=model_name, given=names, **found
     )
@@ -243,16 +241,10 @@ def identity(model: str, snapshot: Snapshot | None, given: Given) -> EngineDocum
 
 def contradictions(snapshot: Snapshot, given: Given) -> list[str]:
     """Returns the given values that the engine's report contradicts, as sentences with both."""
-    reported = {
-        "engine": format_engine(snapshot.engine, snapshot.engine_version),
-        "precision": snapshot.precision,
-        "gpu": snapshot.gpu,
-        "gpu_count": snapshot.gpu_count,
-    }
     wrong = [
         f"--{name.replace('_', '-')} {value!r} contradicts the engine, which reports {report!r}: "
         "omit the option"
-        for name, report in reported.items()
+        for name, report in asdict(engine_of(snapshot)).items()
         if (value := given.get(name)) is not None
         and str(value).casefold() != str(report).casefold()
     ]

@@ -154,7 +154,7 @@ class TestTerminal:
             "tiny: single stream",
             "single_stream: preliminary · The label is earned, but the run is too short to be "
             "published.",
-            "vllm 0.32.0, FP32, CPU (test), profile home, slots: 1 · one by one, prompts: "
+            "vLLM 0.32.0, FP32, CPU (test), profile home, slots: 1 · one by one, prompts: "
             "synthetic, 32 in, 11 out · 2026-11-21 21:17:15 UTC",
             "What it lacks to be published:",
             "  10 queries, MLPerf's estimate of the 90th percentile takes at least 64",

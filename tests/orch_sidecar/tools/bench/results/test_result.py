@@ -17,7 +17,7 @@ ALL = {"engine": "vLLM 0.33.0", "precision": "BF16", "gpu": "H100", "gpu_count":
 
 def test_identity_is_what_the_engine_reports() -> None:
     found = identity("tiny", snapshot(gpu="H100", gpu_count=1, precision="BF16"), {})
-    assert (found.engine, found.engine_version) == ("vllm", "0.32.0")
+    assert found.engine == "vLLM 0.32.0"
     assert (found.gpu, found.gpu_count, found.precision) == ("H100", 1, "BF16")
     assert (found.profile, found.pool, found.slots_total) == ("cloud", "cloud", 8)
     assert found.given == []
@@ -49,14 +49,14 @@ def test_given_values_that_the_engine_reports_are_not_given() -> None:
     }  # fmt: skip
     assert contradictions(reported, given) == []
     found = identity("tiny", reported, given)
-    assert (found.engine, found.precision, found.model_id) == ("vllm", "FP32", "org/tiny")
+    assert (found.engine, found.precision, found.model_id) == ("vLLM 0.32.0", "FP32", "org/tiny")
     assert found.given == []
 
 
 def test_report_has_precedence() -> None:
     given = {"gpu": "NVIDIA H100", "gpu_count": 8, "precision": "BF16", "engine": "x 1"}
     found = identity("tiny", snapshot(), given)
-    assert (found.engine, found.gpu, found.gpu_count) == ("vllm", "CPU (test)", 0)
+    assert (found.engine, found.gpu, found.gpu_count) == ("vLLM 0.32.0", "CPU (test)", 0)
     assert (found.precision, found.given) == ("FP32", [])
 
 
@@ -84,7 +84,7 @@ def test_identity_has_the_weights_and_the_conditions() -> None:
 
 def test_identity_without_a_report_is_what_is_given() -> None:
     found = identity("org/tiny", None, ALL)
-    assert (found.engine, found.engine_version, found.gpu) == ("vLLM", "0.33.0", "H100")
+    assert (found.engine, found.gpu) == ("vLLM 0.33.0", "H100")
     assert (found.model_id, found.model_name) == ("org/tiny", "tiny")
     assert found.given == ["engine", "precision", "gpu", "gpu_count"]
     assert missing_identity(found) == []

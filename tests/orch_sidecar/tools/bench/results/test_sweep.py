@@ -211,7 +211,7 @@ def test_curve_that_is_far_off_is_not_drawn_but_said_to_be() -> None:
 def test_picture_names_label_lengths_hardware_and_what_limits_points() -> None:
     found = sweep_of([point(2, client_health=ClientHealth((), 0.99)), invalid(4)])
     title = sweep_title(found)
-    for part in ("tiny: batched_online", "synthetic, 32 in, 11 out", "vllm 0.32.0", "CPU (test)"):
+    for part in ("tiny: batched_online", "synthetic, 32 in, 11 out", "vLLM 0.32.0", "CPU (test)"):
         assert part in title
     about = sweep_charts(found)[0].about
     assert "preliminary, too short to be published: 2 clients" in about
