@@ -6,7 +6,7 @@ from typing import Any
 
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, result
-from tests.orch_sidecar.tools.facts.cheats.altered_files import counted, files, outcome
+from tests.orch_sidecar.tools.facts.cheats.imports import counted, files, outcome
 from tests.orch_sidecar.tools.facts.cheats.runs import AT_ONCE, STEPS
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
