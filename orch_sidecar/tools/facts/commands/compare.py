@@ -23,22 +23,13 @@ from orch_sidecar.tools.terminal import print_json
 
 _COMPARE: Final = """Compares the throughput of facts by their batch.
 
-A set has only rows that agree in model_id, engine and its version, precision, gpu and gpu_count, in
-the lengths of prompts and answers (to a tenth), in the trace that was replayed, in the engine's
-settings (speculative decoding, quantization, type of the KV cache, prefix cache, attention backend,
-parallelism, the model as loaded; unknown ones are a value of their own) and in about the same share
-of prefix cache hits.
+A set has rows of one model, engine, accelerator, settings of the engine and kind of work. In it the
+ways of batching stand side by side, and what is trusted otherwise, such as rows with verified
+evidence (by the keys of --trusted), has points of its own. Nothing is averaged over any of these.
 
-In a set the ways of batching stand side by side: each label, and for each label open loops, closed
-loops, what came all at once, and each set-up of the scheduler. Rows that are preliminary, were cut,
-have values given by the user, were limited by the client, were judged by unsigned states, or have
-verified evidence (by the keys of --trusted, see `orch facts verify`) are points of their own, with
-a remark. Nothing is averaged over any of these.
-
-A batch is the mean number of sequences per decode step. Speed-up and efficiency (speed-up over the
-growth of the batch) are relative to the smallest batch of the same way; several rows for one batch
-count as their median, a run and its traces once. Rows that are to_be_confirmed are excluded. The
-files must be without faults."""
+A batch is the mean number of sequences per decode step. Speed-up and efficiency are relative to the
+smallest batch of the same way. Rows that are to_be_confirmed are excluded. The files must be
+without faults. docs/reference/facts.md has each rule."""
 
 _COMPARE_EPILOG: Final = """examples:
   orch facts compare tps_model_gpu.csv
@@ -49,19 +40,11 @@ _COMPARE_EPILOG: Final = """examples:
 
 _COST: Final = """Prices rows: what a million tokens cost, by label.
 
-You pay the whole hour (reserved); its tokens are those of the share that is used. Prices are for
-one accelerator with its share of the host, or for the machine if a row has no accelerator.
-
-  single_stream   one user's own machine, or one reserved for that user: all its tokens
-  batched_online  a shared machine: the tokens of requests within the SLO. A row without the SLO and
-                  the share of requests within it is incomplete and has no price
-  offline         a backlog: all its tokens
-
-With inputs included, an output token costs the hour over the hour's output tokens. Separate prices
-split the hour by the engine's time: what prompts added to its steps, by the counters in the
-evidence beside the table, is the price of the input tokens, and the rest that of the output tokens.
-For a single stream without evidence the time to the first token counts as input. Other rows
-without evidence have no separate prices. No figure mixes labels."""
+You pay the whole hour (reserved); its tokens are those of the share that is used, for rows that are
+batched_online those of requests within the SLO. Prices are for one accelerator with its share of
+the host, or for the machine if a row has no accelerator. Separate prices of input and output split
+the hour by the engine's time, which the evidence beside the table has. No figure mixes labels.
+docs/how-to/cost.md has each rule."""
 
 _COST_EPILOG: Final = """examples:
   orch facts cost tps_model_gpu.csv --per-hour 2.50

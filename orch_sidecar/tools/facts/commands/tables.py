@@ -53,11 +53,9 @@ are these columns and notes:
 
 _VERIFY: Final = """Verifies the signed evidence of facts, offline.
 
-It verifies signatures, the certificate of the engine's key by a trusted key, both hash chains, and
-that the row follows from them. Each FILE is a table, whose evidence lies beside it (<sha256>.json,
-as the note `evidence` names it), or one such file. KEYS has the trusted public keys with the time
-for which each is valid, as `orch key --evidence` prints them; without it no signer is known.
-The verdicts:
+Each FILE is a table, whose evidence lies beside it (<sha256>.json, as the note `evidence` names
+it), or one such file. KEYS has the trusted public keys with the time for which each is valid, as
+`orch key --evidence` prints them; without it no signer is known. The verdicts:
 
   verified                an engine certified by a trusted key signed what the row states
   intact, signer unknown  nothing was changed, but no trusted key vouches for the engine
@@ -66,10 +64,8 @@ The verdicts:
   failed                  the evidence or the row was changed, or the row does not follow from it,
                           or it was signed at a time that this machine's clock has not reached
 
-Throughput is recomputed from the engine's finished sequences, from their first arrival to their
-last end by its clock; a row may not exceed it by more than 2 %. What only the client measured, and
-what was given by hand, stands beside the verdict. A host that holds a trusted key can state
-anything: this verifies who stated it."""
+A host that holds a trusted key can state anything: this verifies who stated it. What is compared
+with what is in docs/reference/evidence.md."""
 
 _VERIFY_EPILOG: Final = """examples:
   orch facts verify tps_model_gpu.csv --trusted trusted.yaml
