@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,6 @@ from orch_sidecar.tools.planning.fleet import (
     Prediction,
     of_capabilities,
     of_facts,
-    select,
 )
 from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.traffic import Replay
@@ -47,7 +46,16 @@ from orch_sidecar.tools.tune.decision import Decision, bounds, decide
 from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound, NotEnough
 from vllm_plugin.contracts import profile as profiles
 
-_HEAD = ("engines", "goodput", "per s", "refused", "TTFT p95", "TPOT p95 ms", "tokens/s", "busy")
+_COLUMNS: Final[dict[str, Callable[[Prediction], str]]] = {
+    "engines": lambda each: str(each.engines),
+    "goodput": lambda each: f"{each.goodput:.1%}",
+    "per s": lambda each: f"{each.goodput_per_s:.2f}",
+    "refused": lambda each: f"{each.refused:.1%}",
+    "TTFT p95": lambda each: rounded(each.ttft_p95_ms),
+    "TPOT p95 ms": lambda each: rounded(each.tpot_p95_ms),
+    "tokens/s": lambda each: f"{each.tokens_per_s:.0f}",
+    "busy": lambda each: f"{each.occupancy:.0%}",
+}
 # Reserved for the whole hour, however busy; the tokens are those of interactive requests that are
 # served within the SLO, inputs included.
 _MONEY = ("hour", "1M out in SLO")
@@ -68,19 +76,12 @@ def plan_text(
 
     `engine_hour`: what an hour of one engine costs; None: the table has no money.
     """
-    head = _HEAD if engine_hour is None else (*_HEAD, *_MONEY)
+    head = [*_COLUMNS, *(() if engine_hour is None else _MONEY)]
     rows = [
-        (
-            str(each.engines),
-            f"{each.goodput:.1%}",
-            f"{each.goodput_per_s:.2f}",
-            f"{each.refused:.1%}",
-            rounded(each.ttft_p95_ms),
-            rounded(each.tpot_p95_ms),
-            f"{each.tokens_per_s:.0f}",
-            f"{each.occupancy:.0%}",
-            *([] if engine_hour is None else _money(each, engine_hour)),
-        )
+        [
+            *(show(each) for show in _COLUMNS.values()),
+            *(() if engine_hour is None else _money(each, engine_hour)),
+        ]
         for each in predictions
     ]
     lines = aligned(head, rows, texts=0)
@@ -173,9 +174,8 @@ def _model(options: argparse.Namespace, tokens: int) -> EngineModel:
     if options.fact is None:
         endpoint = Endpoint.of(options.url, api_key(), {}, options.pool)
         return of_capabilities(asyncio.run(engine_at(endpoint)).entry, tokens)
-    located = valid_rows(files.read(options.fact))
-    rows = select((each.row for each in located), options.model_id, options.gpu)
-    return of_facts(rows, options.prefill_rate)
+    rows = (each.row for each in valid_rows(files.read(options.fact)))
+    return of_facts(rows, options.prefill_rate, options.model_id, options.gpu)
 
 
 def _with_memory(model: EngineModel, options: argparse.Namespace, tokens: int) -> EngineModel:

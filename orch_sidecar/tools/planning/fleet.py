@@ -90,12 +90,24 @@ def _prefill_rate(entry: Mapping[str, Any]) -> float | None:
     return float(recent) if recent else None
 
 
-def of_facts(rows: Sequence[Row], prefill_tokens_per_s: float | None) -> EngineModel:
+def of_facts(
+    rows: Iterable[Row],
+    prefill_tokens_per_s: float | None = None,
+    model_id: str | None = None,
+    gpu: str | None = None,
+) -> EngineModel:
     """Returns the model of the engine that these rows measured at several batches.
 
-    `prefill_tokens_per_s`: given; None: of the first token at the smallest batch. Raises NotEnough.
+    `prefill_tokens_per_s`: given; None: of the first token at the smallest batch. `model_id`,
+    `gpu`: of the rows to use; None: any. Raises NotEnough.
     """
-    used = [row for row in rows if row.measurement_type is not Label.TO_BE_CONFIRMED]
+    used = [
+        row
+        for row in rows
+        if row.measurement_type is not Label.TO_BE_CONFIRMED
+        and model_id in (None, row.model_id, row.model_name)
+        and gpu in (None, row.gpu)
+    ]
     kinds = {(row.model_id, row.engine, row.precision, row.gpu, row.gpu_count) for row in used}
     if len(kinds) != 1:
         shown = "; ".join(", ".join(map(str, kind)) for kind in sorted(kinds)) or "none"
@@ -117,15 +129,6 @@ def of_facts(rows: Sequence[Row], prefill_tokens_per_s: float | None) -> EngineM
     [(model, engine, _, gpu, accelerators)] = kinds
     source = f"{len(curve.points)} rows of {model} on {engine}, {gpu}"
     return EngineModel(source, curve, prefill, accelerators=accelerators)
-
-
-def select(rows: Iterable[Row], model_id: str | None, gpu: str | None) -> list[Row]:
-    """Returns the rows of a model and an accelerator; None: of any."""
-    return [
-        row
-        for row in rows
-        if model_id in (None, row.model_id, row.model_name) and gpu in (None, row.gpu)
-    ]
 
 
 def _point(row: Row, prefill_tokens_per_s: float) -> Point | None:

@@ -119,9 +119,9 @@ async def tune(plan: Plan, traffic: Traffic) -> Tuning:
 
 def _closed(plan: Plan) -> Plan:
     """Returns the plan of the closed loops, whose answers need not keep the SLO."""
-    fields = {**plan.endpoint.fields, X_ORCH_CLASS: _SWEEP_CLASS}
+    endpoint = plan.endpoint.adding({X_ORCH_CLASS: _SWEEP_CLASS})
     scenario = replace(plan.scenario, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, slo_ms={})
-    return replace(plan, endpoint=replace(plan.endpoint, fields=fields), scenario=scenario)
+    return replace(plan, endpoint=endpoint, scenario=scenario)
 
 
 def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:

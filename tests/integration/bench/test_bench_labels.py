@@ -141,8 +141,8 @@ async def test_run_in_which_answers_were_shared_is_invalid(
     message = Endpoint.message
 
     def sharing(self: Endpoint, path: str, body: bytes, more: Mapping[str, str]) -> bytes:
-        kept = {name: value for name, value in more.items() if name != "X-Orch-No-Coalesce"}
-        return message(self, path, body, kept)
+        kept = {name: each for name, each in self.fields.items() if name != "X-Orch-No-Coalesce"}
+        return message(replace(self, fields=kept), path, body, more)
 
     monkeypatch.setattr(Endpoint, "message", sharing)
     result = await measured(url_of(cloud), CLOSED, prompts=the_same)

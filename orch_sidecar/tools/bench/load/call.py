@@ -6,7 +6,7 @@ Times are seconds since the start of the run on one monotonic clock; None means 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -107,6 +107,11 @@ class Call:
     def served(self) -> CompletedRequest | None:
         """The input of the figures; None unless it was answered and its length is known."""
         return self.recorded.served
+
+
+def answered_of(calls: Iterable[Call]) -> int:
+    """Returns how many of them were answered."""
+    return sum(call.fate is Fate.ANSWERED for call in calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,10 @@ class LoadGenerator:
         self.calls: list[Call] = []
         self.health = ClientHealth()
 
+    def reached(self) -> int:
+        """Returns how many of the calls so far may have reached the engine."""
+        return sum(call.reached for call in self.calls)
+
     def now(self) -> float:
         """Returns the seconds since the start of the run."""
         return time.perf_counter() - self._began_s

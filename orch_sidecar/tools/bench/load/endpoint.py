@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from yarl import URL
@@ -66,6 +66,10 @@ class Endpoint:
     @property
     def url(self) -> str:
         return f"{self.scheme}://{self.authority}{self.base}"
+
+    def adding(self, fields: Mapping[str, str]) -> Endpoint:
+        """Returns it with further header fields of every request."""
+        return replace(self, fields={**self.fields, **fields})
 
     def message(self, path: str, body: bytes, more: Mapping[str, str]) -> bytes:
         """Returns the bytes of a POST. `more`: further header fields."""

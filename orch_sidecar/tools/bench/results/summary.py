@@ -109,7 +109,7 @@ _TOO_SPARSE: Final = frozenset({Reason.NEVER_BATCHED, Reason.ONE_BY_ONE, Reason.
 _IN_FLIGHT: Final = 2
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RunRecord:
     """What is known of a run, as far as it has come. `plan`: with the salt of its prompts.
 

@@ -7,7 +7,6 @@ throughput, and a salt keeps the engine's prefix cache from hits on earlier runs
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Final
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.load.call import Fate
+from orch_sidecar.tools.bench.load.call import answered_of
 from orch_sidecar.tools.bench.load.capabilities import (
     READY,
     accepted_of_others,
@@ -41,7 +40,7 @@ from orch_sidecar.tools.bench.results.result import (
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
 from orch_sidecar.tools.bench.runs.loadgen import Loadgen
-from orch_sidecar.tools.bench.runs.work import fields_of, requests_of, warm_up_of, work_of
+from orch_sidecar.tools.bench.runs.work import requests_of, sending, warm_up_of, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.terminal import Progress, print_error
@@ -83,23 +82,16 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
     secret, salted = secrets.token_hex(16), plan.ignore_eos or first is not None
     plan = replace(plan, scenario=replace(plan.scenario, cache_salt=name if salted else None))
-    fields = fields_of(name, secret)
+    sent = sending(plan, name, secret)
     with Progress("warming up"):
-        before = await _warm_up(plan, fields, first)
+        before = await _warm_up(sent, first)
     if before is not None and not before.idle:
         raise (NotMeasurable if is_last else _Disturbed)(_BUSY)
     statements = StatementsOfRun(plan.endpoint, name, before)
     await statements.begin()
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    record = RunRecord(
-        plan=plan,
-        id=name,
-        digest=run_digest(secret),
-        began_at=began_at,
-        host=host(),
-        before=before,
-    )
-    await _load(record, fields, due_s)
+    record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
+    await _load(record, sent, due_s)
     if record.disturbed and not is_last:
         raise _Disturbed(record.disturbed)
     record.evidence = EvidenceDocument(missing="interrupted before the engine's statement")
@@ -112,9 +104,9 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     return result_of(record)
 
 
-async def _load(record: RunRecord, fields: Mapping[str, str], due_s: tuple[float, ...]) -> None:
+async def _load(record: RunRecord, plan: Plan, due_s: tuple[float, ...]) -> None:
     """Sends the requests, until others send one or the user ends it. `due_s`: of the schedule."""
-    plan, scenario, before = record.plan, record.plan.scenario, record.before
+    scenario, before = plan.scenario, record.before
     # After which the run ends.
     requests = len(due_s) or scenario.least_requests
     seconds = due_s[-1] if due_s else scenario.least_seconds
@@ -124,24 +116,21 @@ async def _load(record: RunRecord, fields: Mapping[str, str], due_s: tuple[float
         progress.share = min(1.0, over, load.ended / requests)
         progress.detail = f"{load.ended} requests"
 
-    def sent() -> int:
-        return sum(call.reached for call in load.calls)
-
     others = None
     with Progress(f"{scenario.label} {scenario.text}") as progress:
         load, loadgen = LoadGenerator(plan.endpoint, show), None
         if scenario.loadgen is None:
-            work = work_of(plan, fields, load, due_s)
+            work = work_of(plan, load, due_s)
         else:
             logs = plan.loadgen_logs or Path(f"orch-bench-{record.id}-loadgen")
             loadgen = Loadgen(scenario, logs)
-            work = loadgen.work(load, requests_of(plan, fields))
+            work = loadgen.work(load, requests_of(plan))
         try:
             with interruptible():
                 if before is None:
                     await load.run(work)
                 else:
-                    watch = accepted_of_others(plan.endpoint, before.snapshot, sent)
+                    watch = accepted_of_others(plan.endpoint, before.snapshot, load.reached)
                     others = await until_seen(load.run(work), watch)
         except Interrupted:
             record.stopped = True
@@ -179,32 +168,27 @@ def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
         raise NotMeasurable("; ".join(reasons))
 
 
-async def _warm_up(
-    plan: Plan, fields: Mapping[str, str], first: Capabilities | None
-) -> Capabilities | None:
+async def _warm_up(plan: Plan, first: Capabilities | None) -> Capabilities | None:
     """Sends the warm-up; returns the engine's capabilities once it is idle again."""
-    answered = 0
+    load = LoadGenerator(plan.endpoint)
     if plan.scenario.warm_up_requests:
-        load = LoadGenerator(plan.endpoint)
-        await load.run(warm_up_of(plan, fields, load))
-        answered = sum(call.fate is Fate.ANSWERED for call in load.calls)
-        if not answered:
+        await load.run(warm_up_of(plan, load))
+        if not answered_of(load.calls):
             why = load.calls[0].why
             raise NotMeasurable(f"no request of the warm-up was answered: {why}")
     if first is None:
         return None
-    return await wait_until_idle(plan.endpoint, first, answered)
+    return await wait_until_idle(plan.endpoint, first, answered_of(load.calls))
 
 
 async def _read_afterwards(record: RunRecord) -> None:
     """Records the engine's capabilities, or why they are unknown; an error keeps the result."""
-    plan, before = record.plan, record.before
+    before = record.before
     if before is None:
         return
     record.unread_reason = "interrupted before the engine's next report"
-    answered = sum(call.fate is Fate.ANSWERED for call in record.calls)
     try:
-        found = await wait_until_idle(plan.endpoint, before, answered)
+        found = await wait_until_idle(record.plan.endpoint, before, answered_of(record.calls))
     except EndpointError as error:
         record.unread_reason = str(error)
         return

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.planning.fleet import of_capabilities, of_facts, select
+from orch_sidecar.tools.planning.fleet import of_capabilities, of_facts
 from orch_sidecar.tools.tune.engine_model import NotEnough
 from tests.orch_sidecar.tools.planning.rows import BATCHES, PREFILL, row, step_ms
 
@@ -36,9 +36,9 @@ def test_rows_of_several_engines_must_be_selected_from() -> None:
     rows = [*(row(batch) for batch in BATCHES), *(row(batch, "A100") for batch in BATCHES)]
     with pytest.raises(NotEnough, match=r"A100, 1; .*H100, 1; select with --model-id and --gpu"):
         of_facts(rows, None)
-    assert of_facts(select(rows, "model", "A100"), None).curve.at(4) > 0
+    assert of_facts(rows, model_id="model", gpu="A100").curve.at(4) > 0
     with pytest.raises(NotEnough, match="but has: none"):
-        of_facts(select(rows, "other", None), None)
+        of_facts(rows, model_id="other")
 
 
 def test_what_is_missing_is_named() -> None:
