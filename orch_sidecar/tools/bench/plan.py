@@ -112,12 +112,8 @@ def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_slo(parser.add_argument_group("SLO, for goodput (milliseconds)"), *SLO_TIMES)
     output = parser.add_argument_group("output")
     add = output.add_argument
-    add(
-        "--output",
-        type=partial(file_of, suffix=".json"),
-        metavar="JSON",
-        help="default: orch-bench-<id>.json",
-    )
+    kind = partial(file_of, suffix=".json")
+    add("--output", type=kind, metavar="JSON", help="default: orch-bench-<id>.json")
     text = "table to append a row to, if the result is valid"
     add("--facts", type=Path, metavar="CSV", help=text)
     add = parser.add_argument_group(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from msgspec import MsgspecError, Struct, json
@@ -74,6 +74,13 @@ class EventStream:
         except (ValueError, MsgspecError) as error:
             self.error = self.error or f"an event is invalid: {error}"
 
+    def end(self, at_s: float) -> str:
+        """Ends the stream; returns why it is no whole answer, empty if it is one."""
+        self.feed(b"\n\n", at_s)  # ends an event without a final blank line
+        if self.error:
+            return f"error in the stream: {self.error}"
+        return "" if self.done else "the stream ended without [DONE]"
+
     def _read(self, data: bytes, at_s: float) -> None:
         if data.rstrip() == b"[DONE]":
             self.done = True
@@ -93,17 +100,16 @@ class EventStream:
 
 def code_of(answer: bytes) -> str:
     """Returns the code of an OpenAI error document; of another text, how it begins."""
-    text = answer.decode(errors="replace")
     try:
-        found = json.decode(text)
+        found = json.decode(answer)
     except MsgspecError:
-        found = text
-    error = found.get("error") if isinstance(found, Mapping) else None
-    if isinstance(error, Mapping):
-        code = error.get("code") or error.get("type") or error.get("message")
-        if code:
-            return shown(str(code))
-    return shown(str(error or found)) or "an empty response"
+        found = answer.decode(errors="replace")
+    match found:
+        case {"error": {**fields}}:
+            found = fields.get("code") or fields.get("type") or fields.get("message") or fields
+        case {"error": text}:
+            found = text
+    return shown(str(found)) or "an empty response"
 
 
 # Connections beyond a server's listen backlog (1024 in the sidecar, 128 elsewhere) are dropped by
@@ -129,8 +135,8 @@ class Response:
 
     def __init__(self, call: Call, now: Callable[[], float]) -> None:
         self._call, self._now = call, now
-        self._head: Head | None = None
         self._body: Body | None = None
+        self._keep_alive = False
         self._buffer = b""  # an incomplete head
         self._answer = b""  # the body of a response that is not a stream
         self._events: EventStream | None = None
@@ -185,7 +191,7 @@ class Response:
         return b"" if self._body is None else self._body.feed(data)
 
     def _begin(self, head: Head) -> None:
-        self._head, self._body = head, body_of(head, dechunk=True)
+        self._body, self._keep_alive = body_of(head, dechunk=True), head.keep_alive
         call, fields = self._call, dict(head.fields)
         call.status = head.status
         waited = _QUEUE_MS.search(fields.get(b"server-timing", b""))
@@ -195,32 +201,23 @@ class Response:
             self._events = EventStream(call)
 
     def _finish(self, at_s: float) -> None:
-        call, head, events = self._call, self._head, self._events
-        assert head is not None
-        assert self._body is not None
-        self.reusable = head.keep_alive and self._body.delimits_itself
-        if head.status in (429, 503):
-            self.end(Fate.REFUSED, code_of(self._answer))
-        elif head.status != 200:
-            self.end(Fate.FAILED, f"status {head.status}: {code_of(self._answer)}")
+        call, events = self._call, self._events
+        self.reusable = self._keep_alive and self._body is not None and self._body.delimits_itself
+        fate, why = Fate.ANSWERED, ""
+        if call.status in (429, 503):
+            fate, why = Fate.REFUSED, code_of(self._answer)
+        elif call.status != 200:
+            fate, why = Fate.FAILED, f"status {call.status}: {code_of(self._answer)}"
         elif events is None:
             call.input_tokens, call.output_tokens, _, _ = usage.read(self._answer)
-            self.end(Fate.ANSWERED, at_s=at_s)
         else:
-            self._finish_stream(events, at_s)
-
-    def _finish_stream(self, events: EventStream, at_s: float) -> None:
-        call = self._call
-        events.feed(b"\n\n", at_s)  # ends an event without a final blank line
-        if events.error:
-            self.end(Fate.FAILED, f"error in the stream: {events.error}")
-        elif not events.done:
-            self.end(Fate.FAILED, "the stream ended without [DONE]")
-        else:
-            if call.output_tokens is None and call.event_s:
+            if why := events.end(at_s):
+                fate = Fate.FAILED
+            elif call.output_tokens is None and call.event_s:
                 call.output_tokens, call.counted_by_events = len(call.event_s), True
             # The usage, [DONE] and the end of HTTP come after the last token.
-            self.end(Fate.ANSWERED, at_s=at_s if events.last_s is None else events.last_s)
+            at_s = at_s if events.last_s is None else events.last_s
+        self.end(fate, why, at_s)
 
 
 async def exchange(
