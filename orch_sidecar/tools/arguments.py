@@ -168,3 +168,8 @@ def count(text: str, least: int = 1) -> int:
 def count_or_zero(text: str) -> int:
     """Returns an integer from 0."""
     return count(text, least=0)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Returns the distinct integers from 1 of a text, which commas separate, in ascending order."""
+    return tuple(sorted({count(part) for part in text.split(",")}))

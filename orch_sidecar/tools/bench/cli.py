@@ -14,15 +14,14 @@ from typing import Any, Final
 
 import uvloop
 
-from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative, run_command
+from orch_sidecar.tools.arguments import TextParser, add_plot, counts, non_negative, run_command
 from orch_sidecar.tools.bench.decode import cli as decode
-from orch_sidecar.tools.bench.load.driver import cancelled_by_signals, interruptible
+from orch_sidecar.tools.bench.load.driver import cancelled_by_signals
 from orch_sidecar.tools.bench.plan import (
     InvalidOptions,
     add_arrivals,
     add_common,
     add_length,
-    counts,
     plan_of,
     scenario_of,
 )
@@ -66,21 +65,15 @@ _EPILOG: Final = """examples:
 exit codes: 0 valid, preliminary or unverified, and one client of a sweep that is unbatched;
             1 not measurable, invalid or incomplete; 2 bad usage"""
 
-# What each command measures, by the names of options of a scenario; batched-online has arrivals of
-# its own among its options.
-_RUNS: Final[dict[Label, tuple[str, dict[str, Any]]]] = {
-    Label.SINGLE_STREAM: (
-        "one client, which sends its next request when one has ended",
-        {"arrivals": Arrivals.ONE_BY_ONE, "concurrency": 1},
-    ),
-    Label.BATCHED_ONLINE: (
-        "requests at a rate or by a trace, or a closed loop of several clients",
-        {},
-    ),
-    Label.OFFLINE: (
-        "all requests at once: throughput only",
-        {"arrivals": Arrivals.AT_ONCE},
-    ),
+_HELP: Final = {
+    Label.SINGLE_STREAM: "one client, which sends its next request when one has ended",
+    Label.BATCHED_ONLINE: "requests at a rate or by a trace, or a closed loop of several clients",
+    Label.OFFLINE: "all requests at once: throughput only",
+}
+# What the options of a scenario are where there is no choice.
+_ARRIVALS: Final[dict[Label, dict[str, Any]]] = {
+    Label.SINGLE_STREAM: {"arrivals": Arrivals.ONE_BY_ONE, "concurrency": 1},
+    Label.OFFLINE: {"arrivals": Arrivals.AT_ONCE},
 }
 _SWEEP: Final = "closed loops of several concurrencies: throughput and latency by batch"
 
@@ -99,10 +92,10 @@ def parser() -> argparse.ArgumentParser:
     found = TextParser(prog="orch bench", description=_DESCRIPTION, epilog=_EPILOG)
     found.set_defaults(find_rate=False, loadgen=False, concurrencies=None, plot=None)
     commands = found.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
-    for label, (text, scenario) in _RUNS.items():
+    for label, text in _HELP.items():
         each = commands.add_parser(label.value.replace("_", "-"), help=text, description=text)
-        each.set_defaults(run=_run, label=label, **scenario)
-        if not scenario:
+        each.set_defaults(run=_run, label=label, **_ARRIVALS.get(label, {}))
+        if label not in _ARRIVALS:
             add_arrivals(each)
         add_length(each, label)
         each.add_argument(
@@ -133,7 +126,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 async def _measured(options: argparse.Namespace) -> Result | Sweep:
-    with cancelled_by_signals(), interruptible():
+    with cancelled_by_signals():
         return await measured(options)
 
 

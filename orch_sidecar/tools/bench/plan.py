@@ -61,14 +61,6 @@ class InvalidOptions(ValueError):
     """An option that breaks a rule; the message gives the option, its value and the rule."""
 
 
-def counts(text: str) -> tuple[int, ...]:
-    """Returns distinct integers from 1, which must be ascending and separated by commas."""
-    found = tuple(count(part) for part in text.split(","))
-    if list(found) != sorted(set(found)):
-        raise argparse.ArgumentTypeError(f"{text!r} must be distinct integers in ascending order")
-    return found
-
-
 def burstiness(text: str) -> float:
     """Returns a number above 0, or infinity for `inf`."""
     return math.inf if text == "inf" else positive(text)

@@ -30,7 +30,7 @@ from orch_sidecar.tools.arguments import (
     slo_of,
 )
 from orch_sidecar.tools.bench.load.capabilities import engine_at
-from orch_sidecar.tools.bench.load.driver import cancelled_by_signals, interruptible
+from orch_sidecar.tools.bench.load.driver import cancelled_by_signals
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
 from orch_sidecar.tools.bench.load.scenario import Plan
 from orch_sidecar.tools.bench.plan import add_endpoint, plan_of, scenario_of
@@ -266,7 +266,7 @@ def main(arguments: list[str]) -> None:
 
 
 async def _tune(options: argparse.Namespace) -> None:
-    with cancelled_by_signals(), interruptible():
+    with cancelled_by_signals():
         plan = await plan_of(options, scenario_of(options))
         traffic = Workload(0.0, options.input_tokens, options.output_tokens, spread=0.0)
         found = await tune(plan, traffic)

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from orch_sidecar.tools.arguments import add_seed, count, non_negative, positive
+from orch_sidecar.tools.arguments import add_seed, count, counts, non_negative, positive
 from orch_sidecar.tools.bench.decode.device import open_device
 from orch_sidecar.tools.bench.decode.measure import Bench
 from orch_sidecar.tools.bench.decode.result import (
@@ -92,18 +92,13 @@ def add_command(commands: Any) -> None:
     add("--work", type=count, metavar="ITERATIONS", help=work_help)
     group = parser.add_argument_group("mode and output")
     group.add_argument(
-        "--sweep", type=_counts, nargs="?", const=_BATCHES, metavar="B,B",
+        "--sweep", type=counts, nargs="?", const=_BATCHES, metavar="B,B",
         help="measure steps of these batches, without a schedule (1,2,4,8,16)",
     )  # fmt: skip
     add = group.add_argument
     add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
     add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
     add_report(group, "write a page with pictures (orch-bench-decode.html)")
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """Returns the distinct batches in ascending order."""
-    return tuple(sorted({count(part) for part in text.split(",")}))
 
 
 def _windows(text: str) -> tuple[float, ...]:

@@ -33,13 +33,17 @@ class Interrupted(Unavailable):
 
 @contextmanager
 def cancelled_by_signals() -> Iterator[None]:
-    """Lets each Ctrl-C and SIGTERM cancel the running task; main thread only."""
+    """Lets each Ctrl-C and SIGTERM cancel the running task; main thread only.
+
+    Raises Interrupted for one that nothing within has caught.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for number in _SIGNALS:
         loop.add_signal_handler(number, task.cancel)
     try:
-        yield
+        with interruptible():
+            yield
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)

@@ -27,7 +27,6 @@ def code_of(*words: str) -> int:
     [
         ((), "the following arguments are required: COMMAND"),
         (("batched-online",), "one of the arguments --rate --concurrency --trace is required"),
-        (("sweep", "--concurrency", "2,1"), "'2,1' must be distinct integers in ascending order"),
         (("sweep", "--plot", "x.gif"), "x.gif: the suffix of a plot must be .png or .svg"),
         ((*ONLINE, "--output", "/nowhere/x.json"), "it cannot be written: no such folder"),
         ((*ONLINE, "--output", "f.csv"), "argument --output: 'f.csv' must end in .json"),

