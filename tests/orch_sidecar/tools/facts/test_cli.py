@@ -99,11 +99,6 @@ class TestMerge:
         assert out.endswith(f"1 fault: {to} is not written\n")
         assert not to.exists()
 
-    def test_missing_file_exits_with_2(self, run: Run, valid: Path, tmp_path: Path) -> None:
-        code, _, err = run("merge", "-o", tmp_path / "out.csv", valid, tmp_path / "none.csv")
-        assert code == 2
-        assert "none.csv: No such file" in err
-
 
 class TestCompare:
     def test_prints_a_table_for_each_set(self, run: Run, valid: Path) -> None:

@@ -47,7 +47,7 @@ CHEATS = [
     file("a byte order mark inside", TEXT.replace("H100", "\ufeffH100").encode(), ":2:5: gpu "),
     file("UTF-16", TEXT.encode("utf-16"), ":1: the text is not UTF-8"),
     file("UTF-16 without a mark", TEXT.encode("utf-16-le"), "U+0000 NULL"),
-    file("Latin-1", TEXT.replace("Llama 3.1 8B", "Modèle").encode("latin-1"), "not UTF-8"),
+    file("Latin-1", TEXT.replace("Llama 3.1 8B", "Modèle").encode("latin-1"), ":2: the text is"),
     file("another header", TEXT.replace("precision", "dtype").encode(), ":1:4: precision 'dtype'"),
     file("swapped columns", TEXT.replace("gpu,gpu_count", "gpu_count,gpu").encode(), ":1:5: gpu "),
     file("semicolons", TEXT.replace(";", '";"').replace(",", ";").encode(), "separated by commas"),

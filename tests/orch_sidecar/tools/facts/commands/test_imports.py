@@ -118,24 +118,12 @@ def test_contradicting_options_exit_with_2(
     assert expected in err
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"{", ":1: invalid JSON"),
-        (b"", ":1: invalid JSON"),
-        (b"\xff", "not UTF-8"),
-        (b"{} x", "invalid JSON"),
-    ],
-)
-def test_file_that_cannot_be_read_exits_with_2(
-    run: Run, tmp_path: Path, content: bytes, expected: str
-) -> None:
+def test_file_that_cannot_be_read_exits_with_2(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "f.json"
-    file.write_bytes(content)
+    file.write_bytes(b"{} x")
     code, out, err = run("from-vllm-bench", file, *GIVEN)
     assert (code, out) == (2, "")
-    assert err.startswith(f"orch facts: {file}")
-    assert expected in err
+    assert err.startswith(f"orch facts: {file}:1: invalid JSON")
 
 
 def test_incomplete_capabilities_exit_with_2(run: Run, tmp_path: Path) -> None:
