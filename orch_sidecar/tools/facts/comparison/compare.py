@@ -167,18 +167,15 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[str] = ()) -> Compa
 def _once(facts: Sequence[_Fact]) -> tuple[list[_Fact], list[ExcludedRow]]:
     """Returns one row of each run and batch: those of a run and of its traces are one figure."""
     chosen: dict[tuple[object, ...], _Fact] = {}
-    left_out = []
+    left_out: dict[str, ExcludedRow] = {}
     for fact in sorted(facts, key=lambda each: "evidence verified" not in each.remarks):
         located = fact.located
         run = run_of(located.row.source_tag) or located.place
         kept = chosen.setdefault((run, located.row.measurement_type, fact.batch), fact)
-        if kept.located.row.source_tag == located.row.source_tag:
-            chosen[located.place, located.row.measurement_type, fact.batch] = fact
-        else:
+        if kept.located.row.source_tag != located.row.source_tag:
             why = f"is of the same run as {kept.located.place}, which is counted once"
-            left_out.append(ExcludedRow(located.place, why))
-    places = {each.located.place for each in chosen.values()}
-    return [each for each in facts if each.located.place in places], left_out
+            left_out[located.place] = ExcludedRow(located.place, why)
+    return [each for each in facts if each.located.place not in left_out], [*left_out.values()]
 
 
 def _ways(facts: Sequence[_Fact], letters: Iterator[str]) -> tuple[Way, ...]:

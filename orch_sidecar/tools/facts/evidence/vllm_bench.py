@@ -32,8 +32,6 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, fi
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
-TOOL: Final = "vllm bench serve"
-
 # Tolerates rounded numbers, but not another definition of a sum.
 _TOLERANCE: Final = 0.001
 
@@ -47,8 +45,9 @@ _REFUSED: Final = {
 }
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Seconds = tuple[float, ...] | None
-_Counts = tuple[Count, ...] | None
+_Seconds = Annotated[tuple[float, ...] | None, Field(strict=False)]
+_Waits = Annotated[tuple[Annotated[float, Field(ge=0)], ...] | None, Field(strict=False)]
+_Counts = Annotated[tuple[Count, ...] | None, Field(strict=False)]
 
 
 class _Result(Fields):
@@ -86,14 +85,12 @@ class _Result(Fields):
     latency_p95_ms: float | None = at("p95_e2el_ms", default=None)
     measurement_type: Claim = None
     spec_decode_acceptance_length: float | None = None
-    input_lens: _Counts = Field(default=None, strict=False)
-    output_lens: _Counts = Field(default=None, strict=False)
-    start_times: _Seconds = Field(default=None, strict=False)
-    ttfts: _Seconds = Field(default=None, strict=False)
-    latencies: _Seconds = Field(default=None, strict=False)
-    queue_times: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
-        default=None, strict=False
-    )
+    input_lens: _Counts = None
+    output_lens: _Counts = None
+    start_times: _Seconds = None
+    ttfts: _Seconds = None
+    latencies: _Seconds = None
+    queue_times: _Waits = None
 
     @property
     def schedule(self) -> Arrivals | None:
@@ -116,7 +113,7 @@ def run(document: object) -> ImportedRun:
     _check_sums(result)
     served = _served(result)
     return ImportedRun(
-        tool=TOOL,
+        tool="vllm bench serve",
         model=result.model_id,
         claim=result.measurement_type,
         schedule=result.schedule,
