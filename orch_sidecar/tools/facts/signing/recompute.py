@@ -219,7 +219,8 @@ def _seen(run: RecordedRun) -> Iterator[CompletedRequest]:
     """Yields the answers as their client saw them, each from when it was due and sent."""
     for call in run.calls:
         if (served := call.served) is not None:
-            yield replace(served, arrived_s=max(served.arrived_s, call.sent_s or served.arrived_s))
+            sent_s = served.arrived_s if call.sent_s is None else call.sent_s
+            yield replace(served, arrived_s=max(served.arrived_s, sent_s))
 
 
 def _tokens(request: CompletedRequest) -> tuple[int, int]:

@@ -136,13 +136,10 @@ IMPOSSIBLE: tuple[tuple[str, Change, str], ...] = (
     ("constant distances", stated(arrivals=Arrivals.CONSTANT), "rate_per_s is 3: 60 requests"),
     ("a schedule ten times as fast", changed(times(lambda at, _: at / 10, "due_s")),
      "s late (p99), and no client_bottleneck is noted"),
-    ("a closed loop", stated(arrivals=Arrivals.CLOSED_LOOP), "the client's requests had a"),
     ("a trace without a schedule", lambda run: stated(arrivals=Arrivals.TRACE)(
         changed(lambda call: call._replace(due_s=None))(run)), "had no schedule"),
     ("a request that nobody sent", lambda run: run.model_copy(update={"calls": run.calls[1:]}),
      "the engine finished 60 requests, of which 59 were sent"),
-    ("longer prompts", changed(lambda call: call._replace(input_tokens=200)),
-     "60 more answers of 200 prompt and 64 generated tokens"),
 )  # fmt: skip
 
 
