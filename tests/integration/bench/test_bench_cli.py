@@ -17,7 +17,6 @@ from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.facts.tables.row import Label, Row
-from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import url_of
 from tests.integration.client import COMPLETIONS
 from tests.integration.running import Running, eventually
@@ -135,27 +134,6 @@ async def test_invalid_result_exits_with_1_and_makes_no_row(
         in ran.printed
     )
     assert (ran.result.status, ran.rows) == ("invalid", [])
-
-
-async def test_silent_endpoint_makes_a_row_to_be_confirmed_of_what_is_typed(
-    engine: ScriptedEngine, bench: Bench
-) -> None:
-    Decoding(engine)
-    words = ("batched-online", "--concurrency", "3", "--requests", "9")
-    ran = await bench.run(engine.url, *words)
-    assert ran.code == 1
-    assert "give --engine, --precision, --gpu, --gpu-count" in ran.printed
-    assert engine.generating == []
-    typed = ("--engine", "vLLM 0.32.0", "--precision", "BF16", "--gpu", "H100", "--gpu-count", "1")
-    ran = await bench.run(engine.url, *words, *typed)
-    assert ran.code == 0, ran.printed
-    assert "batched_online: unverified" in ran.printed
-    assert (
-        "Given by the user, not reported by the engine:\n  engine\n  precision\n  gpu"
-        in ran.printed
-    )
-    [row] = ran.rows
-    assert (row.measurement_type, row.batch) == (Label.TO_BE_CONFIRMED, 3)
 
 
 async def test_interruption_writes_what_there_is_as_incomplete_and_exits_with_1(

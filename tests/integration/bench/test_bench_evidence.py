@@ -18,7 +18,6 @@ from orch_sidecar.tools.facts.tables import files
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import CLOSED, SINGLE, measured, url_of
 from tests.integration.bench.signing import Signing
-from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import above
@@ -197,23 +196,3 @@ async def test_client_without_a_key_gets_no_statement(
     assert (await client.request("POST", STATEMENTS_PATH, body)).status == 401
     fields = [("Authorization", f"Bearer {printed.err.strip()}")]
     assert (await client.request("POST", STATEMENTS_PATH, body, fields)).status == 200
-
-
-async def test_key_that_asks_all_the_time_leaves_statements_to_the_others(
-    signing: Signing, start: Start, tmp_path: Path
-) -> None:
-    ring = KeyRing(tmp_path)
-    for name in ("alice", "bored"):
-        ring.add(name)
-    sidecar = await start(api_keys_file=ring.path)
-    client = await sidecar.client()
-
-    async def ask(name: str, **more: Any) -> int:
-        body = json.dumps({"run": name, "nonce": "ab" * 16, **more}).encode()
-        return (await client.request("POST", STATEMENTS_PATH, body, [ring.bearer(name)])).status
-
-    assert await ask("alice") == 200
-    bored = [await ask("bored") for _ in range(300)]
-    assert bored[:60] == [200] * 60
-    assert 429 in bored
-    assert await ask("alice", since=1) == 200

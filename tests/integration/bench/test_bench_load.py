@@ -18,7 +18,7 @@ from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from tests.integration.bench.decoding import Decoding
 from tests.integration.running import eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.scripts import closes, endless
+from tests.integration.scripts import endless
 from tests.integration.wire import Answer
 from tests.patience import HANG_S
 
@@ -207,15 +207,6 @@ async def test_refused_connection_is_a_failure(engine: ScriptedEngine) -> None:
     assert call.why.startswith("connection failed: ")
     assert not call.reached
     assert call.late_s is not None
-
-
-async def test_connection_that_is_closed_without_an_answer_is_a_failure(
-    engine: ScriptedEngine,
-) -> None:
-    engine.answer = closes
-    call = await one(engine)
-    assert (call.fate, call.why) == (Fate.FAILED, "the connection was lost")
-    assert len(engine.generating) == 1, "a POST is never sent twice"
 
 
 @pytest.mark.parametrize(

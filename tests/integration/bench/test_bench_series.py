@@ -229,29 +229,6 @@ async def test_interrupted_sweep_keeps_its_results(
     assert found.points[0].clients == 2
 
 
-@pytest.mark.long
-async def test_sweep_of_which_every_point_is_invalid_fails(
-    run: Run, tmp_path: Path, cloud: Running, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def others() -> None:
-        prompt: Any = [1, 2, 3]
-        while True:
-            client = await cloud.client()
-            await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=6)
-            await asyncio.sleep(0.02)
-
-    beside = asyncio.create_task(others())
-    try:
-        code = await run("sweep", "--concurrency", "2", "--duration", "0.3")
-    finally:
-        beside.cancel()
-        await asyncio.gather(beside, return_exceptions=True)
-    assert code == 1, capsys.readouterr().out
-    found = sweep_of(tmp_path)
-    assert {point.result.status for point in found.points} == {"invalid"}
-    assert not found.ended_by
-
-
 async def test_row_is_written_where_the_result_could_not_be(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

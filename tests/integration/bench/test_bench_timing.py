@@ -90,21 +90,6 @@ async def test_tokens_are_seen_when_they_were_written(upstream: Upstream) -> Non
     assert await best_of_rounds(off_s, 0.005) <= 0.005
 
 
-async def test_time_to_the_first_token_is_the_servers_and_what_lies_between(
-    upstream: Upstream,
-) -> None:
-    async def more_s() -> float:
-        load = made(upstream)
-        await load.run(load.closed_loop(requests_to(upstream), 1, lambda sent, _: sent >= 10))
-        ttft_s = [served.ttft_s for call in load.calls if (served := call.served) is not None]
-        known = [each for each in ttft_s if each is not None]
-        assert len(known) == 10
-        assert min(known) >= SCRIPT.first_token_s
-        return median(known) - SCRIPT.first_token_s
-
-    assert await best_of_rounds(more_s, 0.010) <= 0.010
-
-
 async def test_poisson_arrivals_are_sent_when_they_are_due(upstream: Upstream) -> None:
     due_s = arrivals.until(arrivals.gamma(100.0, 1.0, 3), 100, 0.0)
 

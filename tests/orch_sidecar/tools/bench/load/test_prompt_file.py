@@ -81,18 +81,6 @@ def test_conversation_without_a_question_is_left_out() -> None:
     assert parsed(json.dumps(entries)) == [Prompt("First?", 8)]
 
 
-def test_list_may_hold_what_lines_hold() -> None:
-    entries = [{"prompt": [1, 2]}, {"messages": CHAT}]
-    assert parsed(f"\n {json.dumps(entries)} \n") == parsed(jsonl(*entries))
-
-
-def test_blank_lines_and_windows_ends_of_lines_are_borne() -> None:
-    assert parsed('\r\n{"prompt": "a"}\r\n\r\n  {"prompt": "b"}  ') == [
-        Prompt("a", 8),
-        Prompt("b", 8),
-    ]
-
-
 @given(
     st.lists(
         st.one_of(
@@ -171,8 +159,3 @@ def test_file_without_prompts_is_rejected(tmp_path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=r"asked\.json: the file must contain at least one prompt"):
         from_file(path, 8, 1)
-
-
-def test_file_that_is_not_there_is_the_callers_matter(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        from_file(tmp_path / "none.jsonl", 8, 1)

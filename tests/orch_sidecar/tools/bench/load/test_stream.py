@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load.call import Call, shown
 from orch_sidecar.tools.bench.load.client import EventStream, code_of
-from tests.orch_sidecar.answers import PLACES, cut
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "total_tokens": 10, "completion_tokens": 3}}
@@ -54,14 +50,6 @@ ANSWER = b"".join(
         DONE,
     )
 )
-
-
-@given(places=PLACES, crlf=st.booleans())
-def test_events_are_the_same_wherever_their_bytes_are_cut(places: list[int], crlf: bool) -> None:
-    answer = ANSWER.replace(b"\n", b"\r\n") if crlf else ANSWER
-    call, stream = read(*cut(answer, places))
-    assert len(call.event_s) == 3
-    assert (call.input_tokens, call.output_tokens, stream.error, stream.done) == (7, 3, "", True)
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
@@ -123,19 +111,6 @@ def test_event_of_another_shape_is_an_error(data: bytes) -> None:
 
 def test_choices_that_are_null_bring_no_token() -> None:
     assert brought({"choices": None}, {"choices": [{"delta": None, "finish_reason": "stop"}]}) == 0
-
-
-def test_event_without_a_blank_after_the_colon_is_read() -> None:
-    call, stream = read(event(completion("a")).replace(b"data: ", b"data:"), b"data:[DONE]\n\n")
-    assert (len(call.event_s), stream.done) == (1, True)
-
-
-def test_event_of_several_megabytes_is_not_searched_again_with_each_of_its_parts() -> None:
-    whole = event(completion("a" * 4_000_000))
-    began_s = time.process_time()
-    call, _ = read(*(whole[at : at + 16_384] for at in range(0, len(whole), 16_384)))
-    assert len(call.event_s) == 1
-    assert time.process_time() - began_s < 2.0
 
 
 def test_code_of_an_error_is_its_code_else_its_type_else_its_message() -> None:

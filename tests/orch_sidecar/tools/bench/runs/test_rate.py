@@ -83,18 +83,6 @@ def test_interval_shows_how_uncertain_few_requests_are() -> None:
     assert many.interval[0] > 0.94
 
 
-def test_rate_that_is_too_much_from_the_start_is_halved() -> None:
-    found = search(8.0, 1.5)
-    assert [trial.rate_per_s for trial in found.trials[:4]] == [8.0, 4.0, 2.0, 1.0]
-    assert [trial.kept for trial in found.trials[:4]] == [False, False, False, True]
-
-
-def test_search_ends_where_no_rate_keeps_it() -> None:
-    found = search(8.0, 0.0)
-    assert found.best is None
-    assert len(found.trials) == RULES.most_trials
-
-
 def test_rates_that_would_take_too_long_to_try_are_not_halved_to() -> None:
     found = RateSearch(8.0, RULES, 100 / 7.5)
     while not found.done:
