@@ -57,7 +57,8 @@ def interruptible() -> Iterator[None]:
     except asyncio.CancelledError:
         task = asyncio.current_task()
         assert task is not None
-        task.uncancel()
+        while task.uncancel():  # signals that came meanwhile mean the same
+            pass
         raise Interrupted("the user interrupted the run") from None
 
 
