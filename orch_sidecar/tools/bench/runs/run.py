@@ -78,9 +78,10 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     due_s = schedule(plan.scenario)
     first = await read_capabilities(plan.endpoint)
     _check_measurable(plan, first)
-    # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
-    secret, salted = secrets.token_hex(16), plan.ignore_eos or first is not None
+    secret = secrets.token_hex(16)
+    # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
+    salted = plan.ignore_eos or first is not None
     plan = replace(plan, scenario=replace(plan.scenario, cache_salt=name if salted else None))
     sent = sending(plan, name, secret)
     with Progress("warming up"):
