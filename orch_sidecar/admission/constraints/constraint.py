@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import ClassVar, Final
 
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
-from vllm_plugin.contracts.profile import IDLE, ServiceClass
+from vllm_plugin.contracts.profile import IDLE, AdmissionRules, ServiceClass
 
 # The room of a constraint that limits nothing.
 UNLIMITED: Final = 1 << 30
@@ -149,6 +149,9 @@ class Constraint:
         return None
 
     # Events
+
+    def reloaded(self, rules: AdmissionRules) -> None:
+        """The profile was reloaded: its rules are these now."""
 
     def begin_epoch(self) -> None:
         """The engine restarted."""

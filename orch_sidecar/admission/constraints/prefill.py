@@ -186,6 +186,9 @@ class PrefillLimit(Constraint):
         prompt, before = request.prompt_tokens, ahead.prompt_tokens
         return self.budget.fits_in_s(before, prompt, self._stall_s(), now)
 
+    def reloaded(self, rules: AdmissionRules) -> None:
+        self.rules = rules
+
     def begin_epoch(self) -> None:
         self.budget.begin_epoch()
 

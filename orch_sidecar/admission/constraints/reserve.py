@@ -173,6 +173,9 @@ class InteractiveReserve(Constraint):
     def _bulk_share(self) -> float:
         return self.rules.bulk_share / self.sidecars
 
+    def reloaded(self, rules: AdmissionRules) -> None:
+        self.rules = rules
+
     # Demand
 
     def resized(self, slots_total: int, interactive: int) -> None:

@@ -45,7 +45,7 @@ class AdmissionConstraints:
         service_times: ServiceTimes,
         more: Iterable[Constraint] = (),
     ) -> None:
-        """`more`: further constraints, evaluated before the others."""
+        """`more`: further constraints, evaluated before all others but the pause."""
         self.rules = rules
         self.offers = SlotOffers(ledger)
         self.pause = Pause(self.offers)
@@ -134,7 +134,9 @@ class AdmissionConstraints:
 
     def replace_rules(self, rules: AdmissionRules) -> None:
         """Applies reloaded rules."""
-        self.rules = self.reserve.rules = self._prefill.rules = rules
+        self.rules = rules
+        for each in self.all:
+            each.reloaded(rules)
         self._set_limits(None)
 
     def _set_limits(self, before: Limits | None) -> None:

@@ -3,10 +3,14 @@ literal seconds."""
 
 from __future__ import annotations
 
+import random
+from typing import ClassVar
+
 import pytest
 
+from orch_sidecar.admission.constraints.constraint import Constraint, Occupancy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import Decision, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -229,6 +233,32 @@ def test_reloaded_rules_apply_to_new_requests_and_end_none() -> None:
     assert core.dispatch(59.9) == []
     assert granted(core.release("a", 59.9)) == ["b"]
     assert refused(core.dispatch(60.0)) == {"c": Reason.QUEUE_TIMEOUT}
+
+
+class UnlessSplit(Constraint):
+    """Blocks everything while the rules forbid to divide requests."""
+
+    reason: ClassVar[str] = "unsplit"
+    absolute: ClassVar[bool] = True
+
+    def __init__(self, of_rules: AdmissionRules) -> None:
+        self.rules = of_rules
+
+    def reloaded(self, rules: AdmissionRules) -> None:
+        self.rules = rules
+
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
+        return not self.rules.split
+
+
+def test_reloaded_rules_reach_each_constraint() -> None:
+    before, after = rules(bulk_share=0.1), rules(bulk_share=0.5, split=True)
+    core = AdmissionController(before, random.Random(1), (UnlessSplit(before),))
+    core.engine_reports(report(4), 0.0)
+    queue(core, interactive(), "a")
+    assert granted(core.replace_rules(after, 1.0)) == ["a"]
+    reading = [each for each in core.constraints.all if hasattr(each, "rules")]
+    assert [each.rules is after for each in reading] == [True] * 3, "reserve, prefill, and this one"
 
 
 def test_rules_without_interactive_requests_still_serve_those_that_wait() -> None:
