@@ -54,7 +54,8 @@ class RequestRecord:
     attempt, as are `queued`, `admitted` and `first_byte`, in nanoseconds of the monotonic clock.
     `queue_position`: how many were ahead when it was queued; `predicted_start_ms`: when it was
     expected to start from then on. Both are 0 for a request that was admitted immediately, None
-    is unknown.
+    is unknown. `begin_attempt` resets what is of an attempt, and `copy_generation` copies what is
+    of a generation that others share.
 
     `cached_tokens`: of the input, those that the prefix cache had; `reasoning_tokens`: of the
     output; None where the engine does not report them.

@@ -130,14 +130,16 @@ class Pool:
         # Requests that were placed here, by whether the pool last served the beginning of theirs.
         self.by_prefix: Counter[PrefixUse] = Counter()
         self.labels = labels_of(settings, profile)
-        # The span attributes of a request, and header lines for the engine: the priority, where
-        # vLLM reads it, and that a request is bulk, which determines the place of its claim.
+        # The span attributes of a request.
         self.class_labels = {
             each: self.labels | {"orch.class": each.value} for each in ServiceClass
         }
-        self.fields = field_line(X_MEASUREMENT_TYPE, profile.measurement_type)
-        self.fields_at_once = self.fields + _NO_WAIT
+        # Header lines for clients: of each answer, and of one whose request did not wait.
+        self.response_fields = field_line(X_MEASUREMENT_TYPE, profile.measurement_type)
+        self.response_fields_at_once = self.response_fields + _NO_WAIT
         self._unreachable_log_at = float("-inf")
+        # Header lines for the engine: the priority, where vLLM reads it, and that a request is
+        # bulk, which determines the place of its claim.
         policy = profile.engine.get("scheduling_policy")
         # Only this policy of vLLM reads priorities; a child sidecar sets its own.
         priorities = not self.tier and policy is not None and policy.value == "priority"

@@ -248,7 +248,11 @@ class HeadWriter(ClientWriter):
 
 
 def response_fields(record: RequestRecord, pool: Pool) -> bytes:
-    """Returns the header lines that this sidecar adds to a response of this pool."""
+    """Returns the header lines that this sidecar adds to a response of this pool, except for times.
+
+    They are computed when the engine's response begins, or for a client that is shown its place in
+    the queue before its request has slots.
+    """
     ids = (
         f"{_REQUEST_ID}: {record.request_id}\r\n"
         f"{_CORRELATION_ID}: {record.correlation_id}\r\n{_OWN_ID}: {record.id}\r\n"
@@ -256,11 +260,12 @@ def response_fields(record: RequestRecord, pool: Pool) -> bytes:
     for name, value in record.rate_limits:
         ids += field_line(name, value)
     if record.queued is None:
-        return ids + (pool.fields if record.lease is None else pool.fields_at_once)
+        at_once = record.lease is not None
+        return ids + (pool.response_fields_at_once if at_once else pool.response_fields)
     queued = _QUEUE_POSITION % record.queue_position
     if record.predicted_start_ms is not None:
         queued += _PREDICTED_START_MS % record.predicted_start_ms
-    return ids + pool.fields + queued
+    return ids + pool.response_fields + queued
 
 
 def chunk(data: bytes) -> bytes:

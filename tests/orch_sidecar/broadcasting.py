@@ -106,8 +106,8 @@ class Transport(asyncio.Transport):
 POOL = cast(
     Pool,
     SimpleNamespace(
-        fields=b"x-measurement-type: batched_online\r\n",
-        fields_at_once=b"x-orch-queue-position: 0\r\n",
+        response_fields=b"x-measurement-type: batched_online\r\n",
+        response_fields_at_once=b"x-orch-queue-position: 0\r\n",
         admission=SimpleNamespace(draining=None),
         silence_limit_s=lambda: 600.0,
     ),
