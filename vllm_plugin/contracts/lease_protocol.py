@@ -26,7 +26,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-# Of what sidecars and engines report and accept. Another minor number is compatible.
+# Of what sidecars and engines report and accept. Another minor number is compatible: a higher one
+# tells the other side that more is accepted (`knows_idle`).
 API_VERSION: Final = "1.4.0"
 _IDLE_SINCE: Final = 1, 4  # the class of idle requests
 

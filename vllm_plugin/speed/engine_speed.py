@@ -20,7 +20,9 @@ FIT_GROWING_EVERY_S: Final = 0.1
 
 
 class Occupancy(NamedTuple):
-    """What is in the scheduler. `prefilling`: sequences whose prefill is not complete."""
+    """What is in the scheduler, as reported: each change of it wakes the readers of the state, so
+    values that change with each step are rounded. `prefilling`: sequences whose prefill is not
+    complete."""
 
     running: int = 0
     waiting: int = 0

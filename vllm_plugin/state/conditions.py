@@ -33,7 +33,10 @@ _NOT_THE_MODEL: Final = frozenset({"transformers_version"})
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """`speculative`: `none`, or the method and its drafts per step, `ngram:3`. `quantization`: of
+    """How an engine is configured. Each name is also that of a note of facts, and with `orch.`
+    before it that of a span attribute.
+
+    `speculative`: `none`, or the method and its drafts per step, `ngram:3`. `quantization`: of
     the weights, `none` or vLLM's name of the method. `kv_cache_dtype`: `bfloat16`, `fp8_e4m3`.
     `prefix_caching`: `on` or `off`. `attention_backend`: vLLM's name of it, `FLASH_ATTN`; several,
     sorted and joined by `+`, where layers differ. `tensor_parallel`, `pipeline_parallel`: ranks.

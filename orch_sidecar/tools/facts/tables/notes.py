@@ -1,6 +1,8 @@
 """The notes in `scenario_notes` that have a form: their names, and what their values must be.
 
-Pure. Notes with other names are free text.
+Pure. Notes with other names are free text. `SETTINGS` are what the plugin, its document and its
+spans call the engine's conditions; a `Condition` of a row is one of these, a column, or what else
+keeps rows apart.
 """
 
 from __future__ import annotations
