@@ -18,9 +18,6 @@ from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.results.sweep import Fit, fit
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals, figures, spread
 
-# From this batch on, gaps between steps should be small: smaller batches have short steps, of
-# which launching is a large part anyway.
-LARGE_BATCH: Final = 8
 # A batch beyond this is a damaged file.
 _MOST_BATCH: Final = 100_000
 
@@ -85,7 +82,7 @@ class Run:
     """The figures of one schedule, in milliseconds and tokens per second.
 
     `requests`: in seconds of the virtual clock. `tokens_per_s_device`: over the time in steps.
-    `points`: by batch. `gap_large_ms`: gaps before steps of LARGE_BATCH or more.
+    `points`: by batch.
     """
 
     window_ms: float
@@ -94,7 +91,6 @@ class Run:
     tokens_per_s_device: float
     points: Annotated[tuple[Point, ...], Field(min_length=1)]
     gap_ms: Spread | None
-    gap_large_ms: Spread | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +120,7 @@ def run_figures(window_ms: float, outcome: Outcome) -> Run:
         device_ms=device_ms,
         tokens_per_s_device=1000 * totals.output_tokens / device_ms,
         points=points_of(timed),
-        gap_ms=_gaps(timed, 1),
-        gap_large_ms=_gaps(timed, LARGE_BATCH),
+        gap_ms=_gaps(timed),
     )
 
 
@@ -147,12 +142,10 @@ def points_of(timed: Sequence[TimedStep]) -> tuple[Point, ...]:
         first = points[0] if points else None
         speed_up = tokens_per_s / first.tokens_per_s if first else 1.0
         efficiency = speed_up * first.batch / batch if first else 1.0
-        gap_ms = _gaps(steps, 1)
+        gap_ms = _gaps(steps)
         points.append(Point(batch, len(steps), step_ms, gap_ms, tokens_per_s, speed_up, efficiency))
     return tuple(points)
 
 
-def _gaps(timed: Sequence[TimedStep], least_batch: int) -> Spread | None:
-    return spread(
-        [each.gap_ms for each in timed if each.gap_ms is not None and each.batch >= least_batch]
-    )
+def _gaps(timed: Sequence[TimedStep]) -> Spread | None:
+    return spread([each.gap_ms for each in timed if each.gap_ms is not None])

@@ -92,11 +92,11 @@ def change(
 
 def compared(before: Result, after: Result) -> list[Compared]:
     """Compares the figures that both results have. Raises ValueError."""
-    second = {each.title: each for each in measures_of(after)}
+    second = {each.name: each for each in measures_of(after)}
     return [
         Compared(each, other, *change(each.estimate, other.estimate, relative=not each.is_share))
         for each in measures_of(before)
-        if (other := second.get(each.title)) is not None
+        if (other := second.get(each.name)) is not None
     ]
 
 
@@ -123,7 +123,7 @@ def compare_report(before: Result, after: Result) -> Page:
         page.text("Nothing that the results record.")
     page.section("Figures")
     rows = [
-        (each.before.title_and_unit, each.before.text, each.after.text, each.change_text,
+        (each.before.name_and_unit, each.before.text, each.after.text, each.change_text,
          each.verdict)
         for each in compared(before, after)
     ]  # fmt: skip
@@ -136,8 +136,8 @@ def compare_report(before: Result, after: Result) -> Page:
         "A change is shown only where its interval does not contain 0. Two runs of the same system "
         "may differ by more than that: repeat both, in turns, before you decide on a small change."
     )
-    others = {(each.name, each.of): each for each in times_of(after)}
-    pairs = ((each, others.get((each.name, each.of))) for each in times_of(before))
+    others = {each.name: each for each in times_of(after)}
+    pairs = ((each, others.get(each.name)) for each in times_of(before))
     page.charts([_shares(one, other) for one, other in pairs if other], "Distributions")
     page.section("All conditions of a")
     conditions(page, before)

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Final
 
 from orch_sidecar.tools.bench.decode.result import (
-    LARGE_BATCH,
     Config,
     DecodeResult,
     DeviceInfo,
@@ -103,12 +102,11 @@ def _run_lines(config: Config, run: Run, work: int) -> Iterator[str]:
         f"STEPS {steps} of {totals.output_tokens / steps:.2f} sequences  | "
         f"tokens/sec (with admission): {totals.tokens_per_s:.2f}"
     )
-    gaps = {"between steps": run.gap_ms, f"at b>={LARGE_BATCH}": run.gap_large_ms}
-    for which, gap in gaps.items():
-        if gap is not None:
-            yield (
-                f"GAPS {which} median={gap.p50:.3f} ms  p95={gap.p95:.3f} ms  max={gap.most:.3f} ms"
-            )
+    if (gap := run.gap_ms) is not None:
+        yield (
+            f"GAPS between steps median={gap.p50:.3f} ms  p95={gap.p95:.3f} ms  "
+            f"max={gap.most:.3f} ms"
+        )
     # Whether requests arrive faster than full steps serve them; unknown if no step was full.
     wanted, full = config.rate_per_s * config.tokens, run.points[-1]
     if full.batch == config.bmax and wanted >= full.tokens_per_s:

@@ -15,7 +15,7 @@ and then there is no interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -25,10 +25,9 @@ from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.recorded import Call
+from orch_sidecar.tools.facts.labels.recorded import Call, waited_for
 from orch_sidecar.tools.facts.tables import publication
 from orch_sidecar.tools.facts.tables.row import Label
-from vllm_plugin.contracts.profile import ServiceClass
 
 # Between 10 and 30 sections are usual (B. Schmeiser, "Batch size effects in the analysis of
 # simulation output", 1982): more of them are too short to be independent.
@@ -145,14 +144,12 @@ def tokens(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
 class Times:
     """A kind of time, in milliseconds of each request that has it, in the order of arrival.
 
-    `name`: its abbreviation; `title`: in words, with the class. `of`: the class of the requests,
-    empty for all. `bound_ms`: of the SLO, None without one.
+    `name`: its abbreviation; `title`: in words. `bound_ms`: of the SLO, None without one.
     """
 
     name: str
     title: str
     values: Sequence[float]
-    of: str = ""
     bound_ms: float | None = None
 
 
@@ -161,28 +158,22 @@ _SHARE: Final = "%"  # of the requests
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure. `of`: the class of the requests, empty for all. `larger_is_better`: what a change
-    means. `early`: of a percentile, MLPerf's estimate, None of too few values."""
+    """A figure. `larger_is_better`: what a change means. `early`: of a percentile, MLPerf's
+    estimate, None of too few values."""
 
     name: str
     unit: str
     estimate: Estimate
     larger_is_better: bool = False
-    of: str = ""
     early: float | None = None
-
-    @property
-    def title(self) -> str:
-        """Its name, with the class."""
-        return f"{self.of} {self.name}".strip()
 
     @property
     def is_share(self) -> bool:
         return self.unit == _SHARE
 
     @property
-    def title_and_unit(self) -> str:
-        return self.title if self.is_share else f"{self.title}, {self.unit}"
+    def name_and_unit(self) -> str:
+        return self.name if self.is_share else f"{self.name}, {self.unit}"
 
     @property
     def value_text(self) -> str:
@@ -214,24 +205,30 @@ def served(requests: Iterable[Call]) -> Iterator[CompletedRequest]:
 
 
 def measures_of(result: Result) -> list[Measure]:
-    """Returns the figures of a run; none without an answer. Raises ValueError."""
+    """Returns the figures of a run; none without an answer. Raises ValueError.
+
+    Throughput is of all requests, all else of those that somebody waits for.
+    """
     answers = list(served(result.calls))
     found = _rate("throughput", "tokens/s", answers, tokens(answers))
     found += _rate("answers", "requests/s", answers, _ends(answers))
-    if result.status is not Status.INVALID:  # an SLO is not kept by what was not measured
-        for of, calls in by_class(result).items():
-            found += _goodput(calls, _bounds_ms(result, of), of)
+    calls, bounds_ms = _waited_for(result), result.scenario.slo_ms
+    if bounds_ms and result.status is not Status.INVALID:  # an SLO is kept by what was measured
+        met = [each is not None and each.meets(bounds_ms) for each in (c.served for c in calls)]
+        if (share := of_share(met)) is not None and any(call.served for call in calls):
+            found.append(Measure("within the SLO", _SHARE, share, True))
+        good = (each for each in served(calls) if each.meets(bounds_ms))
+        found += _rate("goodput", "requests/s", list(served(calls)), _ends(good))
     for times in times_of(result):
         for at, p in percentiles_of(len(times.values)).items():
             estimate = of_percentile(times.values, p)
             early = publication.estimate(sorted(times.values), p)
             if estimate is not None:
-                named = f"{times.name} {at}"
-                found.append(Measure(named, "ms", estimate, of=times.of, early=early))
-    for of, calls in _waited_for(result).items():
+                found.append(Measure(f"{times.name} {at}", "ms", estimate, early=early))
+    if result.measurement_type is not Label.OFFLINE:
         rates = [each.output_tokens / each.latency_s for each in served(calls) if each.latency_s]
         if (median := of_percentile(rates, 50.0)) is not None:  # what one user gets
-            found.append(Measure("per stream p50", "tokens/s", median, True, of))
+            found.append(Measure("per stream p50", "tokens/s", median, True))
     return found
 
 
@@ -249,62 +246,32 @@ _TITLES: Final = {
 
 
 def times_of(result: Result) -> list[Times]:
-    """Returns the times of answers, by class; none of an offline run, where all wait for all."""
-    found = []
-    for of, calls in _waited_for(result).items():
-        bounds_ms, whose = _bounds_ms(result, of), f", {of} requests" if of else ""
-        for name, (short, title) in _TITLES.items():
-            known = (each.times_s[name] for each in served(calls))
-            values = [1000 * each_s for each_s in known if each_s is not None]
-            found.append(Times(short, f"{title}{whose}", values, of, bounds_ms.get(name)))
-        waits = [each.queue_ms for each in calls if each.served and each.queue_ms is not None]
-        title = "Wait for a slot, by the sidecar's report"
-        found.append(Times("wait", f"{title}{whose}", waits, of))
+    """Returns the times of answers; none of an offline run, where all wait for all."""
+    if result.measurement_type is Label.OFFLINE:
+        return []
+    calls, found = _waited_for(result), []
+    for name, (short, title) in _TITLES.items():
+        known = (each.times_s[name] for each in served(calls))
+        values = [1000 * each_s for each_s in known if each_s is not None]
+        found.append(Times(short, title, values, result.scenario.slo_ms.get(name)))
+    waits = [each.queue_ms for each in calls if each.served and each.queue_ms is not None]
+    found.append(Times("wait", "Wait for a slot, by the sidecar's report", waits))
     return [times for times in found if times.values]
 
 
-def by_class(result: Result) -> dict[str, list[Call]]:
-    """Returns the requests of each class where they have more than one, else all under ""."""
-    found: dict[str, list[Call]] = {}
-    for each in result.calls:
-        found.setdefault(each.service_class or "", []).append(each)
-    return dict(sorted(found.items(), reverse=True)) if len(found) > 1 else {"": result.calls}
-
-
-def _waited_for(result: Result) -> dict[str, list[Call]]:
-    return {} if result.measurement_type is Label.OFFLINE else by_class(result)
-
-
-def _bounds_ms(result: Result, of: str) -> Mapping[str, float]:
-    """Returns the SLO of a class: where there are two, it is that of interactive requests."""
-    return result.scenario.slo_ms if of in ("", ServiceClass.INTERACTIVE) else {}
-
-
-def _goodput(calls: Sequence[Call], bounds_ms: Mapping[str, float], of: str) -> Iterator[Measure]:
-    """Yields the share of requests that met the SLO, and how many did in a second."""
-    answers = list(served(calls))
-    if bounds_ms and answers:
-        made = [each.served for each in calls]
-        kept = [each is not None and each.meets(bounds_ms) for each in made]
-        if (share := of_share(kept)) is not None:
-            yield Measure("within the SLO", _SHARE, share, True, of)
-        good = [each for each in answers if each.meets(bounds_ms)]
-        yield from _rate("goodput", "requests/s", answers, _ends(good), of)
+def _waited_for(result: Result) -> Sequence[Call]:
+    return waited_for(result.calls, result.scenario.trace)
 
 
 def _rate(
-    name: str,
-    unit: str,
-    answers: Sequence[CompletedRequest],
-    amounts: Iterable[Amount],
-    of: str = "",
+    name: str, unit: str, answers: Sequence[CompletedRequest], amounts: Iterable[Amount]
 ) -> list[Measure]:
     """Returns what came in a second of the time in which there were answers."""
     bins = bins_of(answers, SECTIONS)
     if bins is None:
         return []
     estimate = of_rate(bins.spread(amounts), bins.end_s - bins.begin_s)
-    return [Measure(name, unit, estimate, True, of)]
+    return [Measure(name, unit, estimate, True)]
 
 
 def _ends(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:

@@ -18,7 +18,6 @@ from orch_sidecar.tools.bench.report.figures import (
 from orch_sidecar.tools.bench.report.measures import (
     SECTIONS,
     Measure,
-    by_class,
     measures_of,
     times_of,
 )
@@ -154,7 +153,7 @@ def conditions(page: Page, result: Result) -> None:
 def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
     if measures:
         rows = [
-            (each.title_and_unit, each.value_text, each.interval_text,
+            (each.name_and_unit, each.value_text, each.interval_text,
              number_text(each.early))
             for each in measures
         ]  # fmt: skip
@@ -165,6 +164,8 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
             "a confidence of 99 %."
         )
     lines = []
+    if result.scenario.trace is not None and result.scenario.trace.has_bulk:
+        lines.append("all but throughput and answers are of interactive requests")
     if (gap := result.gaps_s) is not None:
         p50, p99 = 1000 * gap.p50, 1000 * gap.p99
         lines.append(f"gap between events: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
@@ -198,11 +199,12 @@ def _by_loadgen(page: Page, found: LoadgenDocument) -> None:
 
 
 def _outcomes(page: Page, result: Result) -> None:
-    rows = []
-    for of, calls in by_class(result).items():
-        fates = Counter(call.fate for call in calls)
-        sent = sum(call.sent_s is not None for call in calls)
-        rows.append((of or "all", str(sent), *(str(fates[fate]) for fate in _FATES)))
+    sent = Counter(call.service_class for call in result.calls if call.sent_s is not None)
+    fates = Counter((call.service_class, call.fate) for call in result.calls)
+    rows = [
+        (of or "all", str(sent[of]), *(str(fates[of, fate]) for fate in _FATES))
+        for of in sorted({call.service_class for call in result.calls}, key=str, reverse=True)
+    ]
     page.table(("requests", "sent", *_FATES), rows)
     counts, client = result.counts, result.client
     lines = [f"{count} x {reason}" for reason, count in counts.reasons.items()]

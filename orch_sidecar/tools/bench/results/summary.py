@@ -32,17 +32,16 @@ from orch_sidecar.tools.facts.labels.observation import (
     observed,
 )
 from orch_sidecar.tools.facts.labels.recorded import Call as RecordedCall
+from orch_sidecar.tools.facts.labels.recorded import waited_for
 from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LATE_SHARE
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfalls
-from vllm_plugin.contracts.profile import ServiceClass
 
 # A client that is busier or wakes later than this adds to every time it measures.
 _LAG_S: Final = 0.02
 _CPU_SHARE: Final = 0.9
 
 _MOST_REASONS: Final = 20
-_OF_THE_SLO: Final = ServiceClass.INTERACTIVE
 
 
 def counts_of(calls: Sequence[Call]) -> Counts:
@@ -153,7 +152,6 @@ def result_of(run: RunRecord) -> Result:
     served = [made for call in calls if (made := call.served) is not None]
     totals = figures(served) if served else None
     status, reasons, missing = _verdict(run, totals)
-    has_bulk = scenario.trace is not None and scenario.trace.has_bulk
     batches = hit_ratio = None
     if run.states is not None:
         found = run.states.batches
@@ -180,10 +178,7 @@ def result_of(run: RunRecord) -> Result:
         counts=counts_of(run.calls),
         tokens_per_s=None if totals is None else totals.tokens_per_s,
         figures=totals,
-        goodput=goodput_of(
-            [each for each in calls if not has_bulk or each.service_class == _OF_THE_SLO],
-            scenario.slo_ms,
-        ),
+        goodput=goodput_of(waited_for(calls, scenario.trace), scenario.slo_ms),
         gaps_s=spread([gap_s for call in run.calls if call.served for gap_s in call.gaps_s]),
         batches=batches,
         prefix_hit_ratio=hit_ratio,

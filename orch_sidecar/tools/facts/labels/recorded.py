@@ -107,6 +107,13 @@ class TraceDocument:
         }
 
 
+def waited_for(calls: Sequence[Call], trace: TraceDocument | None) -> Sequence[Call]:
+    """Returns the calls that latencies and goodput are of: where bulk work ran, the others."""
+    if trace is None or not trace.has_bulk:
+        return calls
+    return [call for call in calls if call.service_class == ServiceClass.INTERACTIVE]
+
+
 class RecordedRun(BaseModel):
     """What the client recorded: the load, the model, what it doubts, and each of its requests."""
 
@@ -135,10 +142,8 @@ class RecordedRun(BaseModel):
 
     @property
     def of_class(self) -> Sequence[Call]:
-        """The calls that latencies and goodput are of: where bulk work ran, the others."""
-        if self.trace is None or not self.trace.has_bulk:
-            return self.calls
-        return [call for call in self.calls if call.service_class == ServiceClass.INTERACTIVE]
+        """The calls that latencies and goodput are of."""
+        return waited_for(self.calls, self.trace)
 
     def measured(self, given: Sequence[str], **more: Any) -> Measured:
         """Returns what its row states. `given`: the columns that are the user's. `more`: the

@@ -57,20 +57,6 @@ def test_run_adds_up() -> None:
     assert {point.batch: point.steps for point in RUN.points} == {1: 2, 2: 1}
     assert RUN.gap_ms is not None
     assert (RUN.gap_ms.p50, RUN.gap_ms.most) == (1.0, 1.5)
-    assert RUN.gap_large_ms is None
-
-
-def test_gaps_before_steps_of_8_or_more_are_separate() -> None:
-    timed = [
-        TimedStep(16, 1.0, None),
-        TimedStep(7, 1.0, 9.0),
-        TimedStep(8, 1.0, 0.25),
-        TimedStep(16, 1.0, 0.75),
-    ]
-    run = run_figures(6.0, replace(OUTCOME, steps=tuple(timed)))
-    assert run.gap_large_ms is not None
-    assert (run.gap_large_ms.p50, run.gap_large_ms.most) == (0.5, 0.75)
-    assert "GAPS at b>=8 median=0.500 ms  p95=0.725 ms  max=0.750 ms" in printed(run)
 
 
 # The format strings of the reference program, as what reads its output reads them.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
+from orch_sidecar.tools.facts.labels.recorded import TraceDocument
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
 from tests.orch_sidecar.tools.facts.snapshots import document
@@ -60,7 +61,8 @@ def of_two_classes() -> Result:
     made = calls(120)
     for number, call in enumerate(made):
         call.service_class = ServiceClass.BULK if number % 3 == 0 else ServiceClass.INTERACTIVE
-    return result(made, BOUNDED)
+    trace = TraceDocument("conv.csv", "0" * 64, 80, (0.0, None), 1.0, 1.0, bulk_clients=2)
+    return result(made, replace(BOUNDED, trace=trace))
 
 
 def sweep(*, clients: tuple[int, ...] = (1, 2, 4, 8), faster: float = 1.0) -> Sweep:

@@ -20,7 +20,7 @@ from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 
 def compared(before: Result, after: Result) -> dict[str, Compared]:
-    return {each.before.title: each for each in compare.compared(before, after)}
+    return {each.before.name: each for each in compare.compared(before, after)}
 
 
 def test_faster_run_is_better_and_how_much_is_within_the_interval() -> None:

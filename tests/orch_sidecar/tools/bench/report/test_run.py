@@ -87,10 +87,7 @@ def test_model_name_that_is_markup_is_shown_as_text() -> None:
     assert HOSTILE in page.text
 
 
-def test_two_classes_have_distributions_of_their_own() -> None:
-    page = Page(run_report(of_two_classes()).html)
-    assert page.texts.count("SLO 200") == 1, "it is that of interactive requests"
-    assert {f"{TIMES[0]}, {name} requests" for name in ("interactive", "bulk")} <= {*page.charts}
+def test_requests_of_two_classes_are_counted_apart() -> None:
     counted = [line.split()[:2] for line in run_report(of_two_classes()).plain.splitlines()]
     assert ["interactive", "80"] in counted
     assert ["bulk", "40"] in counted
