@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.facts.commands.tables import beside, read_trusted
-from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, verify_table
+from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, Verifier
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.local.stack import Stack
@@ -47,5 +47,5 @@ def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
 def verify(table: Path, trusted: Path | None = None) -> Verified:
     """The verdict on the only row of a table."""
     rows = valid_rows(files.read(table))
-    [(_, verdict)] = verify_table(rows, beside(table), read_trusted(trusted))
+    [verdict] = Verifier(beside(table), read_trusted(trusted)).rows(rows).values()
     return verdict

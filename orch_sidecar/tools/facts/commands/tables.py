@@ -21,11 +21,9 @@ from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
-    verify_evidence,
-    verify_table,
+    Verifier,
 )
 from orch_sidecar.tools.facts.tables.check import (
-    LocatedRow,
     check,
     header_fault,
     merge,
@@ -33,7 +31,7 @@ from orch_sidecar.tools.facts.tables.check import (
 )
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.notes import ENGINE, GIVEN, LOADED, UNKNOWN
-from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 from orch_sidecar.tools.terminal import escaped, print_json
 
@@ -166,8 +164,8 @@ def _verify(options: argparse.Namespace) -> int:
     verdicts = verdicts_of(tables, trusted)
     for path in options.files:
         if path.suffix == SUFFIX:
-            found = verify_evidence(path.stem, path.read_bytes(), trusted, now_s=time.time())
-            verdicts[str(path), None] = found
+            verifier = Verifier({path.stem: path.read_bytes()}.get, trusted, time.time())
+            verdicts[str(path), None] = verifier.evidence(path.stem)
     documents = [_document(*place, found) for place, found in verdicts.items()]
     if options.json:
         print_json(documents)
@@ -191,12 +189,8 @@ def verdicts_of(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
     One run makes one row, whichever table it is in; a copy in another table is the same row.
     """
     rows = [located for table in tables for located in valid_rows(table)]
-    first: dict[Row, LocatedRow] = {}
-    for located in rows:
-        first.setdefault(located.row, located)
     read_evidence = beside(*(Path(table.name) for table in tables))
-    judged = verify_table(first.values(), read_evidence, trusted, time.time())
-    verdicts = {located.row: found for located, found in judged}
+    verdicts = Verifier(read_evidence, trusted, time.time()).rows(rows)
     by_place = {(each.record.file, each.record.line): verdicts[each.row] for each in rows}
     for table in tables:
         faults: dict[int, list[str]] = defaultdict(list)

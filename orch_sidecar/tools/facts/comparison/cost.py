@@ -28,7 +28,7 @@ from orch_sidecar.tools.drawing.texts import NONE, number_text
 from orch_sidecar.tools.facts.comparison.compare import ExcludedRow
 from orch_sidecar.tools.facts.comparison.conditions import UNCONFIRMED, number_note, remarks_of
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_row
+from orch_sidecar.tools.facts.signing.verdict import Verdict, Verifier
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
@@ -126,7 +126,7 @@ def _cost(
     tokens_per_s = row.throughput_tokens_per_sec * (1.0 if within is None else within)
     hour = prices.hour(row.gpu_count)
     # By sound evidence of this row; who signed it is left to `orch facts verify`.
-    found = verify_row(row, evidence, {})
+    found = Verifier(evidence, {}).row(row)
     proof = None if found.verdict is Verdict.FAILED else found.proof
     engine = None if proof is None else proof.states
     share, split_by = _input_share(row, notes, engine)

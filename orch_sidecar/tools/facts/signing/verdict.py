@@ -64,77 +64,70 @@ class Verified:
         return "the engine's sequences" if mine.epoch == theirs.epoch and not apart else None
 
 
-def verify_table(
-    rows: Iterable[LocatedRow],
-    read: Callable[[str], bytes | None],
-    trusted: TrustedKeys,
-    now_s: float = math.inf,
-) -> list[tuple[LocatedRow, Verified]]:
-    """Returns the verdict on each row. `read`: returns the content of the evidence file with a
-    digest, None if there is none. `now_s`: the checker's clock; nothing was signed after it."""
-    verdicts: list[tuple[LocatedRow, Verified]] = []
-    for located in rows:
-        verdict = verify_row(located.row, read, trusted, now_s)
-        for earlier, other in verdicts:
-            if (repeated := verdict.repeats(other)) is not None:
-                reason = f"it has {repeated} of {earlier.place}: one run makes one row"
-                verdict = replace(verdict, verdict=Verdict.FAILED, reasons=(reason,))
-                break
-        verdicts.append((located, verdict))
-    return verdicts
+@dataclass(frozen=True)
+class Verifier:
+    """Verifies rows. `read`: returns the content of the evidence file with a digest, None if there
+    is none. `now_s`: its clock; nothing was signed after it."""
 
+    read: Callable[[str], bytes | None]
+    trusted: TrustedKeys
+    now_s: float = math.inf
 
-def verify_row(
-    row: Row,
-    read: Callable[[str], bytes | None],
-    trusted: TrustedKeys,
-    now_s: float = math.inf,
-) -> Verified:
-    """Returns the verdict on a row, by the evidence that it names."""
-    without, name = named_by(row)
-    if name is None:
+    def rows(self, rows: Iterable[LocatedRow]) -> dict[Row, Verified]:
+        """Returns the verdict on each row; a copy of one in another table is the same row."""
+        verdicts: dict[Row, Verified] = {}
+        places: dict[Row, str] = {}
+        for located in rows:
+            if located.row in verdicts:
+                continue
+            verdict = self.row(located.row)
+            for earlier, other in verdicts.items():
+                if (repeated := verdict.repeats(other)) is not None:
+                    reason = f"it has {repeated} of {places[earlier]}: one run makes one row"
+                    verdict = replace(verdict, verdict=Verdict.FAILED, reasons=(reason,))
+                    break
+            verdicts[located.row], places[located.row] = verdict, located.place
+        return verdicts
+
+    def row(self, row: Row) -> Verified:
+        """Returns the verdict on a row, by the evidence that it names."""
+        without, name = named_by(row)
+        if name is not None:
+            return self.evidence(name, without)
         if row.source_tag.startswith(TRACES):
             reason = "made of traces, which have no nonce and no signed statement"
             return Verified(Verdict.NOT_FRESH, (reason,))
         return Verified(Verdict.UNVERIFIED, ("the row has no evidence",))
-    content = read(name)
-    if content is None:
-        return Verified(Verdict.FAILED, (f"{name}.json is not beside the table",), name)
-    return verify_evidence(name, content, trusted, without, now_s)
+
+    def evidence(self, name: str, row: Row | None = None) -> Verified:
+        """Returns the verdict on an evidence file of that name, without its suffix.
+
+        `row`: the one that names it, without its note; None for the one in the file.
+        """
+        content = self.read(name)
+        try:
+            if content is None:
+                raise ValueError(f"{name}.json is not beside the table")
+            if digest(content) != name:
+                own = f"the SHA-256 of the file is {digest(content)}"
+                raise ValueError(f"{own}, its name is {name:.80}")
+            evidence = parse_evidence(content)
+            stated = parse_row(Record("evidence", 1, tuple(evidence.client_measured.row)))
+            if not isinstance(stated, Row):
+                raise ValueError(f"the row in the evidence is not valid: {stated[0].text}")
+            _check_same(row or stated, stated)
+            proof = prove(evidence.signed, self.trusted)
+            if proof.after.wall_s > self.now_s + FUTURE_S:
+                signed, now = map(_utc, (proof.after.wall_s, self.now_s))
+                raise ValueError(f"it was signed at {signed}, and the checker's clock is at {now}")
+            run = parsed_as(RecordedRun, evidence.client_measured.result, "the client's result: ")
+            return _judged(name, proof, stated, run)
+        except ValueError as error:
+            return Verified(Verdict.FAILED, (str(error),), name)
 
 
-def verify_evidence(
-    name: str,
-    content: bytes,
-    trusted: TrustedKeys,
-    row: Row | None = None,
-    now_s: float = math.inf,
-) -> Verified:
-    """Returns the verdict on an evidence file of that name, without its suffix.
-
-    `row`: the one that names it, without its note; None for the one in the file.
-    """
-    try:
-        if digest(content) != name:
-            raise ValueError(
-                f"the SHA-256 of the file is {digest(content)}, its name is {name:.80}"
-            )
-        evidence = parse_evidence(content)
-        stated = parse_row(Record("evidence", 1, tuple(evidence.client_measured.row)))
-        if not isinstance(stated, Row):
-            raise ValueError(f"the row in the evidence is not valid: {stated[0].text}")
-        _check_same(row or stated, stated)
-        proof = prove(evidence.signed, trusted)
-        if proof.after.wall_s > now_s + FUTURE_S:
-            signed, now = (
-                datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
-                for at in (proof.after.wall_s, now_s)
-            )
-            raise ValueError(f"it was signed at {signed}, and the checker's clock is at {now}")
-        run = parsed_as(RecordedRun, evidence.client_measured.result, "the client's result: ")
-        return _judged(name, proof, stated, run)
-    except ValueError as error:
-        return Verified(Verdict.FAILED, (str(error),), name)
+def _utc(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
 def _judged(name: str, proof: Proof, row: Row, run: RecordedRun) -> Verified:

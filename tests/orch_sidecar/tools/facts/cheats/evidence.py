@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
-from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of
+from orch_sidecar.tools.facts.signing.evidence_file import evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions
-from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_evidence
+from orch_sidecar.tools.facts.signing.verdict import Verdict
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
@@ -25,6 +25,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     SigningEngine,
     result_of,
     row_of,
+    verified,
 )
 
 GIVES = "the evidence gives"
@@ -192,7 +193,7 @@ def said(forgery: Forgery) -> Mapping[Gate, str]:
     except ValueError as error:  # it has no figures
         found = [str(error)]
     content, _ = evidence_of(signed, row, result)
-    verdict = verify_evidence(digest(content), content, operator.trusted()).verdict
+    verdict = verified(content, operator.trusted()).verdict
     return {
         Gate.CHECK: "; ".join(fault.text for fault in invalid_fields(row)),
         Gate.VERIFY: "; ".join(found) if verdict is Verdict.FAILED else "",

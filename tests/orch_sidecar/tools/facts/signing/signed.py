@@ -20,8 +20,9 @@ from orch_sidecar.tools.facts.labels.measured import (
 )
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
-from orch_sidecar.tools.facts.signing.evidence_file import Signed, evidence_of
+from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, parse_trusted
+from orch_sidecar.tools.facts.signing.verdict import Verified, Verifier
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes, parse_notes
 from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.vllm_plugin.examples import FACTS
@@ -252,3 +253,11 @@ def evidence_and_row(signed: Signed, row: Row | None = None) -> tuple[bytes, Row
 
 def fields_of(row: Row) -> tuple[str, ...]:
     return row_fields(row)
+
+
+def verified(
+    content: bytes, trusted: TrustedKeys, row: Row | None = None, name: str | None = None
+) -> Verified:
+    """The verdict on the evidence file with this content, by default of the name for that."""
+    named = name or digest(content)
+    return Verifier({named: content}.get, trusted).evidence(named, row)

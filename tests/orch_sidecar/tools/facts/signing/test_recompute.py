@@ -9,10 +9,10 @@ import pytest
 
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
-from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of
+from orch_sidecar.tools.facts.signing.evidence_file import evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions, observation_of
-from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_evidence
+from orch_sidecar.tools.facts.signing.verdict import Verdict
 from tests.orch_sidecar.tools.facts.cheats.evidence import GIVES, call, calls, scenario
 from tests.orch_sidecar.tools.facts.signing.signed import (
     Operator,
@@ -21,6 +21,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     resigned,
     result_of,
     row_of,
+    verified,
 )
 from vllm_plugin.contracts.statement import next_head, parse_leaf
 
@@ -63,7 +64,7 @@ def test_slow_row_is_rounded_and_an_older_record_has_no_classes() -> None:
 def test_evidence_without_the_clients_record_is_none(result: dict[str, Any]) -> None:
     operator = Operator()
     content, _ = evidence_of(SigningEngine(operator).measure(), row_of(), result)
-    found = verify_evidence(digest(content), content, operator.trusted())
+    found = verified(content, operator.trusted())
     assert found.verdict is Verdict.FAILED
     assert "the client's result: " in found.reasons[0]
 

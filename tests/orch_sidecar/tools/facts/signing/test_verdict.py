@@ -19,8 +19,7 @@ from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
-    verify_evidence,
-    verify_table,
+    Verifier,
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
@@ -39,6 +38,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     fields_of,
     result_of,
     row_of,
+    verified,
 )
 
 # What engines of earlier releases did not report.
@@ -55,7 +55,7 @@ def located(*rows: Row) -> list[LocatedRow]:
 def verdicts(
     rows: list[LocatedRow], contents: Mapping[str, bytes], trusted: TrustedKeys
 ) -> list[Verified]:
-    return [each for _, each in verify_table(rows, contents.get, trusted)]
+    return list(Verifier(contents.get, trusted).rows(rows).values())
 
 
 def verdict_of(signed: Signed, row: Row, trusted: TrustedKeys) -> Verified:
@@ -87,7 +87,7 @@ def test_recorded_run_whose_requests_decode_beside_prompts_is_verified() -> None
     folder = Path(__file__).parent / "recorded"
     trusted = parse_trusted((folder / "trusted.yaml").read_text(encoding="utf-8"))
     [row] = valid_rows(read(folder / "beside_prompts.csv"))
-    [(_, found)] = verify_table([row], beside(folder / "beside_prompts.csv"), trusted)
+    found = Verifier(beside(folder / "beside_prompts.csv"), trusted).row(row.row)
     assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", ())
     assert found.proof is not None
     requests = found.proof.requests
@@ -187,7 +187,7 @@ def test_row_whose_evidence_is_missing_or_has_another_name_fails(operator: Opera
 def test_evidence_that_two_readers_read_differently_fails(operator: Operator) -> None:
     content, _ = evidence_and_row(SigningEngine(operator).measure())
     twice = content.replace(b'"result":{', b'"result":{"id":"another",')
-    found = verify_evidence(digest(twice), twice, operator.trusted())
+    found = verified(twice, operator.trusted())
     assert (found.verdict, found.reasons) == (
         Verdict.FAILED,
         ("the file: 'id' is there twice in one object",),
@@ -254,15 +254,15 @@ def test_every_changed_byte_of_the_file_is_noticed(operator: Operator) -> None:
     and no column or note of the row, could be changed so."""
     content, row = evidence_and_row(SigningEngine(operator).measure(batch=3))
     trusted, without = operator.trusted(), named_by(located(row)[0].row)[0]
-    assert verify_evidence(digest(content), content, trusted, without).verdict is Verdict.VERIFIED
+    assert verified(content, trusted, without).verdict is Verdict.VERIFIED
     unsigned = content.index(b'"result":') + len(b'"result":')
     passed = []
     for index in range(0, len(content), 100 // examples(100)):
         changed = bytearray(content)
         changed[index] ^= 1
-        by_old_name = verify_evidence(digest(content), bytes(changed), trusted, without)
+        by_old_name = verified(bytes(changed), trusted, without, digest(content))
         assert by_old_name.verdict is Verdict.FAILED
-        renamed = verify_evidence(digest(bytes(changed)), bytes(changed), trusted, without)
+        renamed = verified(bytes(changed), trusted, without)
         if renamed.verdict is Verdict.VERIFIED:
             passed.append(index)
     assert [index for index in passed if index < unsigned] == []
@@ -270,9 +270,12 @@ def test_every_changed_byte_of_the_file_is_noticed(operator: Operator) -> None:
 
 def test_evidence_alone_is_verified_by_its_name(operator: Operator) -> None:
     content, _ = evidence_and_row(SigningEngine(operator).measure())
-    found = verify_evidence(digest(content), content, operator.trusted())
+    found = verified(content, operator.trusted())
     assert (found.verdict, found.proof and found.proof.before.nonce) == (Verdict.VERIFIED, NONCE)
-    assert verify_evidence("evidence", content, operator.trusted()).verdict is Verdict.FAILED
+    assert (
+        Verifier(lambda _: content, operator.trusted()).evidence("evidence").verdict
+        is Verdict.FAILED
+    )
     for broken in (
         b"",
         b"{}",
@@ -281,4 +284,4 @@ def test_evidence_alone_is_verified_by_its_name(operator: Operator) -> None:
         content[:-3],
         b'{"schema_version":"orch.evidence/2"}',
     ):
-        assert verify_evidence(digest(broken), broken, {}).verdict is Verdict.FAILED
+        assert verified(broken, {}).verdict is Verdict.FAILED
