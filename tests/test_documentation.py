@@ -17,6 +17,7 @@ from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.capabilities import OMITTED_FIELDS
 from orch_sidecar.control.endpoints import ADMIN, PUBLIC
 from orch_sidecar.engine_state.fields import Fields
+from orch_sidecar.tools.facts.tables.notes import FORMS as NOTE_FORMS
 from tests.documents import (
     REFERENCE,
     ROOT,
@@ -158,6 +159,18 @@ def test_every_field_of_capabilities_that_an_engine_reports_is_documented() -> N
     named = {name for first, *_ in rows(page("capabilities")) for name in quoted(first)}
     documented = {name.partition(".")[0] for name in named}
     assert set(Fields.__struct_fields__) - OMITTED_FIELDS <= documented
+
+
+def test_every_condition_of_an_engine_is_documented() -> None:
+    assert {each.name for each in fields(Conditions)} <= set(quoted(page("capabilities")))
+
+
+def test_every_note_with_a_form_is_documented() -> None:
+    """Of percentiles, which are many, the page has examples."""
+    documented = {name.partition("=")[0] for name in quoted(page("facts"))}
+    percentiles = {name for name in NOTE_FORMS if re.search(r"_p[0-9]+_", name)}
+    assert NOTE_FORMS.keys() - percentiles <= documented
+    assert percentiles & documented
 
 
 def constants(*packages: str) -> set[str]:
