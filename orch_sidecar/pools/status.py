@@ -43,10 +43,11 @@ class BatchingStats:
 class PoolStatus:
     """A pool at one moment, in all detail.
 
-    `state`, `message`: of the pool, with the reason if it is not ready. `answers`: its engine does,
-    ready or not; `error`: of the engine, empty without one. `since_s`: Unix time, since when its
-    engine is ready, or is not. `document`: the engine's state document, empty until it reports.
-    `busy_ratio`: of the engine's time between two reports; `age_ms`: of its last valid event.
+    `tier`: it is a sidecar itself. `state`, `message`: of the pool, with the reason if it is not
+    ready. `answers`: its engine does, ready or not; `error`: of the engine, empty without one.
+    `since_s`: Unix time, since when its engine is ready, or is not. `document`: the engine's state
+    document, empty until it reports. `busy_ratio`: of the engine's time between two reports;
+    `age_ms`: of its last valid event.
     """
 
     name: str

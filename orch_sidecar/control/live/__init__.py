@@ -23,7 +23,8 @@ readers, a few times per second, and only while there is a reader:
              "rows_per_s": 41.5, "ends_at": …}      # of the last minute, and then; or null
 
     POOL = {
-      "name": "cloud", "profile": "cloud", "measurement_type": "batched_online", "tier": false,
+      "name": "cloud", "profile": "cloud", "measurement_type": "batched_online",
+      "tier": false,                  # it is a sidecar itself
       "models": ["tiny"], "engine": "vllm 0.32.0", "gpu": "…", "weights": "…",
       "state": "ready", "since_at": 1795425010000,   # or absent; since when it is ready, or not
       "message": "", "advice": "",    # not ready: why; and what to do about it, or about an SLO
