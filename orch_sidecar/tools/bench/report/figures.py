@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Final
 
 from orch_sidecar.tools.bench.report.measures import (
     Times,
-    bins_of,
+    edges_of,
     of_share,
     percentiles_of,
     served,
+    spread,
     tokens,
 )
 from orch_sidecar.tools.bench.results.result import Result
@@ -74,18 +76,19 @@ def distribution(times: Times) -> Chart:
 def over_time(result: Result) -> Iterator[Chart]:
     """Yields tokens per second over the time of the run, if it has any."""
     answers = list(served(result.calls))
-    bins = bins_of(answers, min(_MOST_TIMES, max(10, len(answers) // _LEAST_IN_BIN)))
-    if bins is None:
+    edges = edges_of(answers, min(_MOST_TIMES, max(10, len(answers) // _LEAST_IN_BIN)))
+    if not edges:
         return
-    rates = [amount / bins.width_s for amount in bins.spread(tokens(answers))]
-    mean = sum(rates) / len(rates)
+    width_s = edges[1] - edges[0]
+    rates = [amount / width_s for amount in spread(tokens(answers), edges)]
+    mean = fmean(rates)
     yield Chart(
         "Throughput",
-        f"Generated tokens per second, in parts of {number_text(bins.width_s)} s. The tokens of an "
+        f"Generated tokens per second, in parts of {number_text(width_s)} s. The tokens of an "
         "answer count as evenly spread.",
-        Axis("seconds since the start of the run", low=bins.begin_s, high=bins.end_s),
+        Axis("seconds since the start of the run", low=edges[0], high=edges[-1]),
         Axis("tokens/s"),
-        [Series("tokens/s", bins.edges, rates, look=Look.BARS)],
+        [Series("tokens/s", edges, rates, look=Look.BARS)],
         [Marked(f"mean {number_text(mean)}", mean, horizontal=True)],
     )
 

@@ -15,6 +15,7 @@ and then there is no interval.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -93,46 +94,24 @@ def _estimate(whole: float, sections: Sequence[float]) -> Estimate:
 Amount = tuple[Interval, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Bins:
-    """Equal parts of the time from `begin_s` to `end_s`."""
-
-    begin_s: float
-    end_s: float
-    count: int
-
-    @property
-    def width_s(self) -> float:
-        return (self.end_s - self.begin_s) / self.count
-
-    @property
-    def edges(self) -> list[float]:
-        """The bounds of the bins, one more than there are bins."""
-        return [self.begin_s + self.width_s * number for number in range(self.count + 1)]
-
-    def spread(self, amounts: Iterable[Amount]) -> list[float]:
-        """Distributes amounts, each evenly over its time, and returns the sum in each bin."""
-        sums, edges = [0.0] * self.count, self.edges
-        for time, amount in amounts:
-            first, last = self._bin(time.start), self._bin(time.end)
-            for number in range(first, last + 1):
-                inside = min(time.end, edges[number + 1]) - max(time.start, edges[number])
-                share = 1.0 if first == last else max(0.0, inside) / (time.end - time.start)
-                sums[number] += share * amount
-        return sums
-
-    def _bin(self, at_s: float) -> int:
-        number = int((at_s - self.begin_s) / self.width_s)
-        return min(max(number, 0), self.count - 1)
+def edges_of(completed: Sequence[CompletedRequest], count: int) -> list[float]:
+    """Divides the time from the first arrival to the last end; returns the bounds of the parts,
+    none without any time."""
+    begin_s = min((each.arrived_s for each in completed), default=0.0)
+    width_s = (max((each.ended_s for each in completed), default=0.0) - begin_s) / count
+    return [begin_s + width_s * number for number in range(count + 1)] if width_s > 0 else []
 
 
-def bins_of(completed: Sequence[CompletedRequest], count: int) -> Bins | None:
-    """Divides the time from the first arrival to the last end; None without any."""
-    if not completed:
-        return None
-    begin_s = min(each.arrived_s for each in completed)
-    end_s = max(each.ended_s for each in completed)
-    return Bins(begin_s, end_s, count) if end_s > begin_s else None
+def spread(amounts: Iterable[Amount], edges: Sequence[float]) -> list[float]:
+    """Distributes amounts, each evenly over its time, and returns the sum of each part."""
+    sums = [0.0] * (len(edges) - 1)
+    for time, amount in amounts:
+        first, last = (min(bisect(edges, at), len(sums)) - 1 for at in time[:2])
+        for number in range(first, last + 1):
+            inside = min(time.end, edges[number + 1]) - max(time.start, edges[number])
+            share = 1.0 if first == last else inside / (time.end - time.start)
+            sums[number] += share * amount
+    return sums
 
 
 def tokens(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
@@ -267,10 +246,10 @@ def _rate(
     name: str, unit: str, answers: Sequence[CompletedRequest], amounts: Iterable[Amount]
 ) -> list[Measure]:
     """Returns what came in a second of the time in which there were answers."""
-    bins = bins_of(answers, SECTIONS)
-    if bins is None:
+    edges = edges_of(answers, SECTIONS)
+    if not edges:
         return []
-    estimate = of_rate(bins.spread(amounts), bins.end_s - bins.begin_s)
+    estimate = of_rate(spread(amounts, edges), edges[-1] - edges[0])
     return [Measure(name, unit, estimate, True)]
 
 

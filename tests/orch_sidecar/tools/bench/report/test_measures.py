@@ -9,14 +9,14 @@ from statistics import median
 import pytest
 
 from orch_sidecar.tools.bench.report.measures import (
-    Bins,
     Estimate,
-    bins_of,
+    edges_of,
     measures_of,
     of_percentile,
     of_rate,
     of_share,
     served,
+    spread,
     tokens,
 )
 from orch_sidecar.tools.bench.results.result import Result
@@ -140,22 +140,18 @@ def test_run_without_an_answer_has_no_figures() -> None:
 
 
 def test_amounts_are_spread_over_their_time_and_none_is_lost() -> None:
-    bins = Bins(0.0, 10.0, 5)
     times = (Interval(1.0, 5.0), 8.0), (Interval(9.0, 9.0), 1.0), (Interval(10.0, 10.0), 2.0)
-    sums = bins.spread(times)
-    assert sums == pytest.approx([2.0, 4.0, 2.0, 0.0, 3.0])
-    assert bins.edges == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    found = spread(times, [0.0, 2.0, 4.0, 6.0, 8.0, 10.0])
+    assert found == pytest.approx([2.0, 4.0, 2.0, 0.0, 3.0])
 
 
 def test_window_is_from_the_first_arrival_to_the_last_end() -> None:
     found = result([answered(0.5), answered(2.0, first_s=0.1)])
-    completed = list(served(found.calls))
-    bins = bins_of(completed, 10)
-    assert bins is not None
-    assert (bins.begin_s, bins.end_s) == pytest.approx((0.5, 2.2))
+    edges = edges_of(list(served(found.calls)), 10)
+    assert (len(edges), edges[0], edges[-1]) == pytest.approx((11, 0.5, 2.2))
     assert found.figures is not None
-    assert bins.end_s - bins.begin_s == pytest.approx(found.figures.window_s)
-    assert bins_of([], 10) is None
+    assert edges[-1] - edges[0] == pytest.approx(found.figures.window_s)
+    assert edges_of([], 10) == []
 
 
 def test_tokens_come_from_the_first_to_the_last_and_none_without_an_answer() -> None:
