@@ -37,11 +37,10 @@ from pydantic import (
     Field,
     FiniteFloat,
     StrictInt,
-    ValidationError,
 )
 
 from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
-from orch_sidecar.tools.facts.labels.documents import documents_in, first_problem
+from orch_sidecar.tools.facts.labels.documents import documents_in, parsed_as
 from orch_sidecar.tools.facts.tables.table import UnreadableFile, decoded, parse
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
@@ -213,10 +212,7 @@ def read(path: Path | str) -> Trace:
 def _line(name: str, line: int, values: Mapping[str, object]) -> _Line:
     """Returns a parsed line. Raises UnreadableFile."""
     stated = {column: value for column, value in values.items() if value is not None}
-    try:
-        return line, _Row.model_validate(stated)
-    except ValidationError as error:
-        raise UnreadableFile(f"{name}:{line}: {first_problem(error)}") from None
+    return line, parsed_as(_Row, stated, f"{name}:{line}: ")
 
 
 def _json_lines(name: str, content: bytes) -> Iterator[_Line]:

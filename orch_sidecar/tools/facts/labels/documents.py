@@ -54,11 +54,11 @@ def first_problem(error: ValidationError) -> Problem:
 
 
 def parsed_as(model: type[_Model], document: object, what: str) -> _Model:
-    """Returns what a model has of a document. Raises ValueError, which begins with `what`."""
+    """Returns what a model has of a document. Raises UnreadableFile, which begins with `what`."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise ValueError(f"{what}{first_problem(error)}") from None
+        raise UnreadableFile(f"{what}{first_problem(error)}") from None
 
 
 def parse_json(payload: bytes, what: str) -> Any:

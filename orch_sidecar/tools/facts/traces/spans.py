@@ -33,7 +33,7 @@ from pydantic import (
     ValidationError,
 )
 
-from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem
+from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem, parsed_as
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 Value: TypeAlias = "str | bool | int | float | None"
@@ -142,13 +142,10 @@ class Span:
 
     def parsed(self, model: type[Parsed], **more: object) -> Parsed:
         """Returns the attributes that a model names, and what is given; one that is empty is
-        missing. Raises ValueError for an attribute that is not what the model says."""
+        missing. Raises UnreadableFile for an attribute that is not what the model says."""
         stated = {name: value for name, value in self.attributes.items() if value not in (None, "")}
-        try:
-            return model.model_validate({**stated, **more})
-        except ValidationError as error:
-            place = f"span {self.span_id} ({self.name}) of trace {self.trace_id}"
-            raise ValueError(f"{place}: {first_problem(error)}") from None
+        place = f"span {self.span_id} ({self.name}) of trace {self.trace_id}: "
+        return parsed_as(model, {**stated, **more}, place)
 
 
 _SPANS: Final = TypeAdapter(list[Span])
