@@ -22,13 +22,13 @@ end.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final
 
 from pydantic import (
     AliasChoices,
@@ -183,15 +183,13 @@ class _Row(BaseModel):
     )
 
 
-_Line: TypeAlias = tuple[int, _Row]  # its number, and what it says
-
-
 def read(path: Path | str) -> Trace:
     """Returns the trace in a file. Raises OSError and UnreadableFile."""
     path = Path(path)
     content, name = path.read_bytes(), str(path)
     is_json = content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
-    lines = [*(_json_lines if is_json else _csv_lines)(name, content)]
+    stated = documents_in(name, content) if is_json else _csv_lines(name, content)
+    lines = [(line, _row(document, f"{name}:{line}: ")) for line, document in stated]
     block_tokens = _block_tokens(name, lines)
     in_ms = block_tokens == _MOONCAKE and all(row.is_whole for _, row in lines)
     kept = [row for _, row in lines if row.prompt_tokens and row.output_tokens]
@@ -209,21 +207,14 @@ def read(path: Path | str) -> Trace:
     return Trace(path.name, digest, tuple(requests), block_tokens, left_out)
 
 
-def _line(name: str, line: int, values: Mapping[str, object]) -> _Line:
-    """Returns a parsed line. Raises UnreadableFile."""
-    stated = {column: value for column, value in values.items() if value is not None}
-    return line, parsed_as(_Row, stated, f"{name}:{line}: ")
+def _row(stated: object, place: str) -> _Row:
+    """Returns what a line states; null is nothing. Raises UnreadableFile."""
+    if isinstance(stated, dict):
+        stated = {column: value for column, value in stated.items() if value is not None}
+    return parsed_as(_Row, stated, place)
 
 
-def _json_lines(name: str, content: bytes) -> Iterator[_Line]:
-    for line, document in documents_in(name, content):
-        if not isinstance(document, dict):
-            rule = f"the line is {document!r:.60}: it must be an object"
-            raise UnreadableFile(f"{name}:{line}: {rule}")
-        yield _line(name, line, document)
-
-
-def _csv_lines(name: str, content: bytes) -> Iterator[_Line]:
+def _csv_lines(name: str, content: bytes) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields the lines below the first one, whose columns say which format it is."""
     records = parse(name, decoded(name, content, "utf-8-sig")).records
     rows = [(each.line, [cell.strip() for cell in each.fields]) for each in records]
@@ -240,10 +231,10 @@ def _csv_lines(name: str, content: bytes) -> Iterator[_Line]:
             raise UnreadableFile(f"{name}:{line}: the row has {len(cells)} cells: {rule}")
         if cells:
             values = dict(zip(head, cells, strict=True))
-            yield _line(name, line, {each: values[each] for each in columns})
+            yield line, {each: values[each] for each in columns}
 
 
-def _block_tokens(name: str, lines: Sequence[_Line]) -> int | None:
+def _block_tokens(name: str, lines: Sequence[tuple[int, _Row]]) -> int | None:
     """Returns the size of a block that agrees with all lengths; the usual ones first."""
     least, most = 1, inf
     for line, row in lines:

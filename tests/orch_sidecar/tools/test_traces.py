@@ -185,7 +185,7 @@ def test_name_and_hash_are_those_of_the_file(file: Path) -> None:
             "trace:1: hash_ids.0 is 1.5: Input should be",
         ),
         ('{"timestamp": 0\n', "trace:2: invalid JSON: "),
-        (jsonl(row(0, 1, 1)) + "[1]\n", "trace:2: the line is [1]: it must be an object"),
+        (jsonl(row(0, 1, 1)) + "[1]\n", "trace:2: it is [1]: must be an object"),
         (
             jsonl(row(0, 512, 1, hash_ids=[1]), row(1, 512, 1, hash_ids=[1, 2])),
             "trace:2: the number of hash_ids is 2: it must be as many as blocks of one size need",
