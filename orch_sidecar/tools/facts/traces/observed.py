@@ -26,6 +26,10 @@ from orch_sidecar.tools.facts.traces.requests import (
 )
 from orch_sidecar.tools.facts.traces.traffic import Scenario
 
+# vLLM's API server finds stop strings; the engine generates until the abort reaches it. With
+# asynchronous scheduling two steps are under way when one is found, and a third may begin before
+# the engine knows. The last token allows for one of them.
+_STOPPING_STEPS: Final = 2
 # Longer than an abort takes to reach the scheduler, and than a step.
 _ABORT_WITHIN_NS: Final = 1_000_000_000
 _INTERACTIVE: Final = "interactive"
@@ -153,7 +157,8 @@ def _most_steps(each: EngineSequence) -> int:
     """
     in_steps = each.steps + UNCOUNTED_STEPS
     speculative = each.engine.tokens_per_step > 1
-    return (in_steps if speculative else min(in_steps, each.output_tokens)) + each.discarded_steps
+    most = in_steps if speculative else min(in_steps, each.output_tokens)
+    return most + _STOPPING_STEPS * each.stopped
 
 
 class _Stay(NamedTuple):

@@ -24,10 +24,6 @@ from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span
 # asynchronous scheduling runs one more, whose token is discarded.
 UNCOUNTED_STEPS: Final = 2
 
-# With asynchronous scheduling two are under way when a stop string is found, and a third may begin
-# before the engine knows. The last token allows for one of them.
-_STOPPING_STEPS: Final = 2
-
 _ORCH: Final = AliasGenerator(validation_alias=lambda name: f"orch.{name}")
 
 
@@ -138,14 +134,6 @@ class EngineSequence(Attributes):
     def stopped(self) -> bool:
         """Whether it may have ended with a stop string: it was not as long as was allowed."""
         return self.max_tokens is not None and self.output_tokens < self.max_tokens
-
-    @property
-    def discarded_steps(self) -> int:
-        """The largest number of its steps after the end of its span.
-
-        vLLM's API server finds stop strings; the engine generates until the abort reaches it.
-        """
-        return _STOPPING_STEPS if self.stopped else 0
 
 
 def parse_sequence(span: Span) -> EngineSequence:
@@ -286,8 +274,3 @@ class Request(Attributes):
     @property
     def engine_output_tokens(self) -> int:
         return sum(sequence.output_tokens for sequence in self.sequences)
-
-    @property
-    def answered_tokens(self) -> int:
-        """The generated tokens of its answer, by the engine where the sidecar does not know."""
-        return self.engine_output_tokens if self.output_tokens is None else self.output_tokens

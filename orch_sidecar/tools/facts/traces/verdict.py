@@ -305,7 +305,9 @@ def _completed(scenario: Scenario) -> list[CompletedRequest]:
             first_token_s=since(each.first_byte_ns or 0) if streamed else None,
             ended_s=since(each.end_ns),
             input_tokens=each.engine_input_tokens,
-            output_tokens=each.answered_tokens,
+            output_tokens=each.engine_output_tokens  # where the sidecar does not know them
+            if each.output_tokens is None
+            else each.output_tokens,
             longest_output_tokens=each.longest_output_tokens,
         )
         for each in scenario.served
