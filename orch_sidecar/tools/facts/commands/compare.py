@@ -105,11 +105,11 @@ def _cost(options: argparse.Namespace) -> int:
     prices = cost.Prices(options.per_hour, options.used)
     tables = [read(path) for path in options.files]
     rows = sound_rows(tables, "files with faults are not priced: fix them")
-    costs, without = cost.priced(rows, prices, beside(*options.files))
+    found = cost.priced(rows, prices, beside(*options.files))
     if options.json:
-        print_json(cost.as_document(costs, without, prices))
+        print_json(asdict(found))
     else:
-        print(cost.as_page(costs, without, prices).plain)
-    if not costs:
+        print(cost.as_page(found).plain)
+    if not found.costs:
         raise Unavailable("the files have no row that can be priced")
     return 0

@@ -19,9 +19,9 @@ What is not measured and not given is not guessed, and labels never share a figu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text
@@ -80,20 +80,26 @@ class Cost:
     remarks: tuple[str, ...]
 
 
-def priced(
-    rows: Sequence[LocatedRow], prices: Prices, evidence: ReadEvidence
-) -> tuple[list[Cost], list[ExcludedRow]]:
-    """Returns the costs of rows, and the rows without one."""
-    found: list[Cost] = []
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The costs of rows by their label, which never share a figure, and the rows without one."""
+
+    prices: Prices
+    costs: Mapping[Label, Sequence[Cost]]
+    unpriced: Sequence[ExcludedRow]
+
+
+def priced(rows: Sequence[LocatedRow], prices: Prices, evidence: ReadEvidence) -> Costs:
+    """Returns what the tokens of rows cost."""
+    found: dict[Label, list[Cost]] = {label: [] for label in Label}
     without: list[ExcludedRow] = []
     for located in rows:
-        notes = parse_notes(located.row.scenario_notes)
-        lacks = _lacks(located.row.measurement_type, notes)
-        if lacks:
+        label, notes = located.row.measurement_type, parse_notes(located.row.scenario_notes)
+        if lacks := _lacks(label, notes):
             without.append(ExcludedRow(located.place, lacks))
         else:
-            found.append(_cost(located, notes, prices, evidence))
-    return found, without
+            found[label].append(_cost(located, notes, prices, evidence))
+    return Costs(prices, {label: costs for label, costs in found.items() if costs}, without)
 
 
 def _lacks(label: Label, notes: Mapping[str, str]) -> str:
@@ -179,13 +185,6 @@ def _input_share(
     return None, ""
 
 
-def by_label(costs: Sequence[Cost]) -> Iterator[tuple[Label, list[Cost]]]:
-    """Yields the costs of each label that has some."""
-    for label in Label:
-        if found := [each for each in costs if each.row.measurement_type is label]:
-            yield label, found
-
-
 _OF_LABELS: Final[Mapping[Label, str]] = {
     Label.SINGLE_STREAM: "one user's own machine, or a reserved one",
     Label.BATCHED_ONLINE: "a shared machine, by its tokens within the SLO",
@@ -216,31 +215,20 @@ _RULE: Final = (
 )
 
 
-def as_page(costs: Sequence[Cost], without: Sequence[ExcludedRow], prices: Prices) -> Page:
+def as_page(found: Costs) -> Page:
     """Returns a table for each label, then the rows without a price."""
     page = Page("What a million tokens cost")
     page.text(
-        f"reserved: whole hours at {prices.per_hour:g} for each accelerator (or machine); used: "
-        f"{prices.used:.0%} of the hours as in the row"
+        f"reserved: whole hours at {found.prices.per_hour:g} for each accelerator (or machine); "
+        f"used: {found.prices.used:.0%} of the hours as in the row"
     )
-    for label, found in by_label(costs):
+    for label, costs in found.costs.items():
         page.section(f"{label}: {_OF_LABELS[label]}")
-        rows = [[cell(each) for _, cell in _COLUMNS] for each in found]
+        rows = [[cell(each) for _, cell in _COLUMNS] for each in costs]
         page.table([head for head, _ in _COLUMNS], rows, _TEXTS)
-    if costs:
+    if found.costs:
         page.text(_RULE)
-    if without:
+    if found.unpriced:
         page.section("without a price:")
-        page.list(f"{each.place}: {each.why}" for each in without)
+        page.list(f"{each.place}: {each.why}" for each in found.unpriced)
     return page
-
-
-def as_document(
-    costs: Sequence[Cost], without: Sequence[ExcludedRow], prices: Prices
-) -> dict[str, Any]:
-    """Converts costs to JSON values, with the field names of `cost`; rows by their label."""
-    return {
-        "prices": asdict(prices),
-        "costs": {str(label): [asdict(each) for each in found] for label, found in by_label(costs)},
-        "unpriced": [asdict(each) for each in without],
-    }

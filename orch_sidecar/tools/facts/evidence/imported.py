@@ -42,6 +42,7 @@ Count = Annotated[int, Field(ge=0)]
 Claim = Annotated[Label | None, Field(strict=False)]
 _Found = TypeVar("_Found")
 
+_SHOWN_CHARACTERS: Final = 60
 # Of a tool's sum over its own rounded times.
 _TOLERANCE: Final = 0.001
 
@@ -59,7 +60,7 @@ class Rejection(ValueError):
     """Why a file, or a run in it, becomes no row: a field, its value, and the rule."""
 
     def __init__(self, name: str, value: object, rule: str) -> None:
-        super().__init__(f"{name} {str(value)!r}: {rule}")
+        super().__init__(f"{name} {str(value)[:_SHOWN_CHARACTERS]!r}: {rule}")
         self.name, self.value, self.rule = name, str(value), rule
 
 
@@ -71,11 +72,8 @@ def read_run(read: Callable[[], _Found]) -> _Found | Rejection:
         return error
     except ValidationError as error:
         wrong = first_problem(error)
-    name = wrong.place or "file"
-    if wrong.missing:
-        return Rejection(name, "", "is missing: the file has another format or version")
-    value = wrong.value if isinstance(wrong.value, str) else repr(wrong.value)[:60]
-    return Rejection(name, value, wrong.rule)
+        rule = "is missing: the file has another format or version" if wrong.missing else wrong.rule
+        return Rejection(wrong.place or "file", "" if wrong.missing else wrong.value, rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

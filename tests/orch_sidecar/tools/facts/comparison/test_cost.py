@@ -42,14 +42,16 @@ def thousand(label: Label = Label.BATCHED_ONLINE, **changes: Any) -> Row:
 
 
 def cost_of(row: Row, prices: Prices = PRICES, contents: Mapping[str, bytes] = NO_EVIDENCE) -> Cost:
-    [found], without = priced(located(row), prices, contents.get)
-    assert without == []
+    made = priced(located(row), prices, contents.get)
+    [[found]] = made.costs.values()
+    assert made.unpriced == []
     return found
 
 
 def why_not(row: Row) -> str:
-    found, [without] = priced(located(row), PRICES, NO_EVIDENCE.get)
-    assert found == []
+    made = priced(located(row), PRICES, NO_EVIDENCE.get)
+    [without] = made.unpriced
+    assert made.costs == {}
     return without.why
 
 
