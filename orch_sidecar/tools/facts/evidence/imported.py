@@ -46,9 +46,6 @@ _SHOWN_CHARACTERS: Final = 60
 # Of a tool's sum over its own rounded times.
 _TOLERANCE: Final = 0.001
 
-# The note of a run with speculative decoding: tokens per sequence and step.
-ACCEPTANCE_LENGTH: Final = "acceptance_length"
-
 
 class Fields(BaseModel):
     """The fields of a file that are used; it has more."""
@@ -194,10 +191,7 @@ def _earned(run: ImportedRun, states: States) -> Label:
         at_once=run.at_once,
         times=replace(run.times, window_s=run.totals.window_s),
     )
-    reasons = [each.detail for each in judge(seen)]
-    drafts = run.notes.get(ACCEPTANCE_LENGTH) is not None
-    if drafts and states.before.conditions["speculative"] == "none":
-        reasons.append("the file is of speculative decoding, which the engine does not do")
-    if reasons:
-        raise Rejection("measurement_type", label.value, "; ".join(reasons))
+    if objections := judge(seen):
+        reasons = "; ".join(each.detail for each in objections)
+        raise Rejection("measurement_type", label.value, reasons)
     return label

@@ -9,17 +9,22 @@ import hashlib
 import json
 import re
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from orch_sidecar.tools.facts.labels.documents import parse_json, parsed_as
 from orch_sidecar.tools.facts.tables.notes import EVIDENCE
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import row_fields
+from vllm_plugin.contracts.statement import HASH
 
 SUFFIX: Final = ".json"
 _NOTE: Final = re.compile(rf"; {EVIDENCE}=sha256:([0-9a-f]{{64}})\Z")
+
+
+# A SHA-256 in hexadecimal.
+Hash = Annotated[str, Field(pattern=f"^{HASH.pattern}$")]
 
 
 class _Part(BaseModel):
@@ -36,7 +41,7 @@ class Signed(_Part):
     certificate: dict[str, Any] | None
     before: dict[str, Any]
     after: dict[str, Any]
-    between: list[str]
+    between: list[Hash]
     leaves: list[str]
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from orch_sidecar.tools.facts.labels.documents import at, parse_json, parsed_as
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals
@@ -18,13 +18,12 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.labels.thresholds import CLOCKS_AGREE_S, LAST_STEP_TOKENS
-from orch_sidecar.tools.facts.signing.evidence_file import Signed
+from orch_sidecar.tools.facts.signing.evidence_file import Hash, Signed
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from vllm_plugin.contracts import dsse
 from vllm_plugin.contracts.dsse import Envelope, from_base64, parse_envelope
 from vllm_plugin.contracts.statement import (
     CERTIFICATE_TYPE,
-    HASH,
     STATEMENT_TYPE,
     Leaf,
     key_id,
@@ -32,15 +31,6 @@ from vllm_plugin.contracts.statement import (
     parse_leaf,
     statement_digest,
 )
-
-
-def _hash(text: object) -> bytes:
-    if not isinstance(text, str) or HASH.fullmatch(text) is None:
-        raise ValueError(f"{text!r:.80} is not a SHA-256 in hexadecimal")
-    return bytes.fromhex(text)
-
-
-_Hash = Annotated[bytes, BeforeValidator(_hash)]
 
 
 class _Content(BaseModel):
@@ -69,13 +59,13 @@ class Statement(_Content):
     run: str
     nonce: str | None
     sequence: int
-    previous: _Hash
+    previous: Hash
     epoch: str
     key_id: str
     wall_s: float
     monotonic_s: float
     finished: int = at("finished.count")
-    finished_head: _Hash = at("finished.head")
+    finished_head: Hash = at("finished.head")
     digests: dict[str, dict[str, Any]]
     snapshot: Snapshot = at("state")
     # Its snapshot may lack them: not every document of an engine has them.
@@ -239,8 +229,8 @@ def _check_chain(before: Statement, after: Statement, between: Sequence[str]) ->
             f"statement {after.sequence} does not follow statement {before.sequence} with "
             f"{len(between)} between them"
         )
-    own = next_head(before.previous, before.digest)
-    if reduce(next_head, map(_hash, between), own) != after.previous:
+    own = next_head(bytes.fromhex(before.previous), before.digest)
+    if reduce(next_head, map(bytes.fromhex, between), own).hex() != after.previous:
         raise ValueError("the chain of statements is broken: the second does not follow the first")
 
 
@@ -256,7 +246,8 @@ def _leaves(before: Statement, after: Statement, lines: Sequence[str]) -> tuple[
     for number, leaf in enumerate(found, before.finished + 1):
         if leaf.number != number:
             raise ValueError(f"the finished sequence {leaf.number} must be number {number}")
-    if reduce(next_head, map(str.encode, lines), before.finished_head) != after.finished_head:
+    head = reduce(next_head, map(str.encode, lines), bytes.fromhex(before.finished_head))
+    if head.hex() != after.finished_head:
         raise ValueError("the chain of finished sequences is broken: one was changed or left out")
     return found
 

@@ -203,7 +203,7 @@ IMPORTS: Final[tuple[tuple[str, str, Change, str], ...]] = (
     ("a wait of less than nothing", CLOUD, one("queue_times", lambda file: -1.0),
      "greater than or equal to 0"),
     ("drafts of an engine that makes none", CLOUD, changed(spec_decode_acceptance_length=2.5),
-     "speculative decoding, which the engine does not do"),
+     "must be absent with speculative=none"),
 )  # fmt: skip
 
 

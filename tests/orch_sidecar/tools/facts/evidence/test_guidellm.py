@@ -158,7 +158,7 @@ _FIRST = ("requests", "successful", 0)
     [
         (_set("config", "warmup", "value", value=0.1), "config.warmup", "must be none"),
         (_set("config", "cooldown", "percent", value=0.2), "config.cooldown", "must be none"),
-        (_set(*_MADE, "successful", value=0), "requests_made", "no request was answered"),
+        (_set(*_MADE, "successful", value=0), "requests_made", "greater than or equal to 1"),
         (_set(*_MADE, "successful", value=50), "requests.successful", "must be all 50"),
         (_set("config", "strategy", "type_", value="burst"), "type_", "'synchronous'"),
         (_set("config", "backend", "kind", value="vllm_python"), "kind", "'openai_http'"),
