@@ -14,36 +14,28 @@ _WIDE: Final = 4.0
 class Look(StrEnum):
     """How the values of a series are drawn."""
 
-    POINTS = "points"  # marked, and joined by a line, as the style says
+    POINTS = "points"  # marked, and joined by a line
     BARS = "bars"  # between edges, of which there is one more than values
     COUNTS = "counts"  # how many of the xs there are in each part of the axis; no ys
     SHARES = "shares"  # which share of the xs is up to each place of the axis; no ys
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How a series looks. `line`, `marker`: in matplotlib's notation (`$A$` is a letter), empty
-    for none.
-
-    `color`: an index into `picture.COLORS`, which repeat. `hollow`: what does not count.
-    """
-
-    line: str = "-"
-    marker: str = "o"
-    color: int = 0
-    hollow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one style. `name`: empty where another chart of the picture explains the style.
-    `margins`: half the interval around each y, None for none.
+    """Points that look alike. `name`: empty where another chart of the picture explains the look.
+
+    `line`, `marker`: in matplotlib's notation (`$A$` is a letter), empty for none. `color`: an
+    index into `picture.COLORS`, which repeat. `hollow`: what does not count. `margins`: half the
+    interval around each y, None for none.
     """
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float]
-    style: Style = Style()
+    line: str = "-"
+    marker: str = "o"
+    color: int = 0
+    hollow: bool = False
     look: Look = Look.POINTS
     margins: Sequence[float | None] = ()
 
@@ -85,24 +77,25 @@ class Chart:
     @property
     def explained(self) -> list[str]:
         """The names that a legend has: none of a line that is alone, unless it is a letter's."""
-        lettered = any("$" in each.style.marker for each in self.series)
+        lettered = any("$" in each.marker for each in self.series)
         some = self.series if lettered or len(self.series) > 1 else ()
         return [each.name for each in some if each.name]
 
 
-def apart(
-    name: str, points: Iterable[tuple[bool, float, float, float | None]], style: Style
-) -> list[Series]:
+def apart(points: Iterable[tuple[bool, float, float, float | None]], style: Series) -> list[Series]:
     """Returns the series of points that are sound, and hollow and without a line those that are
-    not. `points`: whether each is, its place, and its margin."""
+    not. `points`: whether each is, its place, and its margin. `style`: without points."""
     found, series = list(points), []
-    for counts in (True, False):
-        chosen = [each[1:] for each in found if each[0] is counts]
+    for sound in (True, False):
+        chosen = [each[1:] for each in found if each[0] is sound]
         if chosen:
             xs, ys, margins = zip(*chosen, strict=True)
-            named = name if counts else f"{name}, not sound"
-            look = style if counts else replace(style, line="", hollow=True)
-            series.append(Series(named, xs, ys, look, margins=margins if any(margins) else ()))
+            look = (
+                style
+                if sound
+                else replace(style, name=f"{style.name}, not sound", line="", hollow=True)
+            )
+            series.append(replace(look, xs=xs, ys=ys, margins=margins if any(margins) else ()))
     return series
 
 
@@ -120,7 +113,7 @@ def by_size(
     Both axes are linear from 0, so that what grows by a constant is straight; or, unless `linear`,
     both are logarithmic where the sizes are far apart, so that what is proportional is straight.
     """
-    measured = [each for each in series if each.style.marker] or series
+    measured = [each for each in series if each.marker] or series
     xs = sorted({x for each in measured for x in each.xs})
     wide = not linear and xs[0] > 0 and xs[-1] >= _WIDE * xs[0]
     log = wide and all(y > 0 for each in series for y in each.ys)

@@ -202,22 +202,21 @@ def _add_series(axes: Axes, series: Series, x: Axis) -> Any:
     """Draws a series; returns what shows it in a legend."""
     import numpy as np  # comes with matplotlib
 
-    style = series.style
-    color = COLORS[style.color % len(COLORS)]
+    color = COLORS[series.color % len(COLORS)]
     if series.look is Look.COUNTS:
         low, high = x.low or 0.0, x.high or 1.0
         count, values = min(_MOST_BARS, 5 + len(series.xs) // 3), np.clip(series.xs, low, high)
         edges = (np.geomspace if x.log else np.linspace)(low, high, count + 1)
         return axes.hist(values, list(edges), color=color, alpha=0.8)[2]
     if series.look is Look.SHARES:
-        return axes.ecdf(series.xs, color=color, linestyle=style.line)
+        return axes.ecdf(series.xs, color=color, linestyle=series.line)
     if series.look is Look.BARS:
         return axes.stairs(series.ys, series.xs, fill=True, color=color, alpha=0.8)
     margins = [each or 0.0 for each in series.margins] or None
     return axes.errorbar(
-        series.xs, series.ys, yerr=margins, color=color, linestyle=style.line,
-        marker=style.marker, markersize=7 if "$" in style.marker else 5,
-        markerfacecolor=_PAPER if style.hollow else color, capsize=3 if margins else 0,
+        series.xs, series.ys, yerr=margins, color=color, linestyle=series.line,
+        marker=series.marker, markersize=7 if "$" in series.marker else 5,
+        markerfacecolor=_PAPER if series.hollow else color, capsize=3 if margins else 0,
         elinewidth=1.2,
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ from orch_sidecar.tools.bench.report.sweep import fitted
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sweep, try_rates
-from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
+from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned, counted
 from orch_sidecar.tools.facts.tables import files
@@ -212,15 +212,16 @@ def charts_of(curve: StepCurve, decision: Decision, tpot_slo_ms: float | None) -
     slots, last = decision.slots, float(max(curve.largest, decision.slots))
     batches = [float(point.batch) for point in curve.points]
     off = f"The curve is off by at most {curve.worst_error:.0%}."
-    chosen = Style("", "s", 2, hollow=True)
     times = [
-        Series("measured", batches, [point.ms for point in curve.points], Style("")),
+        Series("measured", batches, [point.ms for point in curve.points], ""),
         fitted("t0 + c b^alpha", curve.at, 1.0, last),
     ]
     throughput = [
-        Series("measured", batches, [point.tokens_per_s for point in curve.points], Style("")),
+        Series("measured", batches, [point.tokens_per_s for point in curve.points], ""),
         fitted("fit", curve.tokens_per_s, 1.0, last),
-        Series(counted(slots, "slot"), [float(slots)], [curve.tokens_per_s(slots)], chosen),
+        Series(
+            counted(slots, "slot"), [float(slots)], [curve.tokens_per_s(slots)], "", "s", 2, True
+        ),
     ]
     slo = () if tpot_slo_ms is None else (Marked("SLO", tpot_slo_ms, True, horizontal=True),)
     label = "sequences per step"

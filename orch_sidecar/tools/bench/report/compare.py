@@ -22,7 +22,7 @@ from orch_sidecar.tools.bench.report.run import (
     verdict,
 )
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE
 
@@ -154,7 +154,7 @@ def _shares(before: Times, after: Times) -> Chart:
         f"{len(after.values)} in b.",
         x=time_axis([*before.values, *after.values, *bounds]),
         y=Axis("share of the requests", high=1.0),
-        series=[Series("a", before.values, (), Style("-", ""), Look.SHARES),
-                Series("b", after.values, (), Style("--", "", 1), Look.SHARES)],
+        series=[Series("a", before.values, (), marker="", look=Look.SHARES),
+                Series("b", after.values, (), "--", "", 1, look=Look.SHARES)],
         marked=[Marked("SLO", bound, is_bound=True) for bound in sorted(bounds)],
     )  # fmt: skip

@@ -23,7 +23,7 @@ from orch_sidecar.tools.bench.decode.result import (
 from orch_sidecar.tools.bench.report.figures import bars_by_batch
 from orch_sidecar.tools.bench.report.sweep import fit_series, fit_text
 from orch_sidecar.tools.bench.results.sweep import Fit
-from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
+from orch_sidecar.tools.drawing.chart import Chart, Series, by_size
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
 
@@ -162,8 +162,8 @@ def _charts(points: Sequence[Point], fit: Fit | None) -> Iterator[Chart]:
     if len(set(counts.values())) > 1:
         yield bars_by_batch("Steps by batch", "How many steps had each batch.", "steps", counts)
     times = [
-        Series("p95", batches, [point.step_ms.p95 for point in points], Style("", "s", 2)),
-        Series("p50", batches, [point.step_ms.p50 for point in points], Style("")),
+        Series("p95", batches, [point.step_ms.p95 for point in points], "", "s", 2),
+        Series("p50", batches, [point.step_ms.p50 for point in points], ""),
         *fit_series(fit, batches),
     ]
     about = "Median and 95th percentile." + (f" {fit_text(fit)}" if fit is not None else "")

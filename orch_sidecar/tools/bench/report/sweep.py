@@ -9,7 +9,7 @@ from orch_sidecar.tools.bench.report.measures import Measure, measures_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Curve, Fit, Point, Sweep
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, Style, apart, by_size
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, apart, by_size
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 
@@ -128,9 +128,9 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
             for point, known in measured
             if key in known
         )
-        style = Style("" if by_batch else "-", _MARKERS[color], color)
+        style = Series(name, (), (), "" if by_batch else "-", _MARKERS[color], color)
         found = ((sound, x, each.value, each.margin) for x, sound, each in points)
-        return apart(name, found, style)
+        return apart(found, style)
 
     ttft = [*series("p50", "TTFT p50"), *series("p95", "TTFT p95", 1)]
     good = series("within the SLO", "goodput", 2)
@@ -155,7 +155,7 @@ def _pareto(sweep: Sweep) -> Iterator[Chart]:
         for point in sweep.points
         if (ms := point.tpot_p50_ms)
     )
-    if series := apart("measured", found, Style()):
+    if series := apart(found, Series("measured", (), ())):
         about = "From the fewest concurrent requests at the right to the most at the left."
         whole = f"tokens/s {'per accelerator' if accelerators else 'of the machine'}"
         user = Axis("tokens/s per user (1 / TPOT p50)")
@@ -189,4 +189,4 @@ def fitted(name: str, at: Callable[[float], float], first: float, last: float) -
     xs: Sequence[float] = [
         first + (last - first) * n / _CURVE_POINTS for n in range(_CURVE_POINTS + 1)
     ]
-    return Series(name, xs, [at(x) for x in xs], Style("--", "", 1))
+    return Series(name, xs, [at(x) for x in xs], "--", "", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
+from orch_sidecar.tools.drawing.chart import Chart, Series, by_size
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text
 from orch_sidecar.tools.facts.comparison.compare import Comparison, Point, Way
@@ -64,14 +64,17 @@ def charts_of(comparison: Comparison) -> list[Chart]:
             known = [(x, value) for x, value in points if value is not None]
             if len(known) >= least:
                 xs, ys = zip(*known, strict=True)
-                found.append(Series(name if named_here else "", xs, ys, style))
+                found.append(Series(name if named_here else "", xs, ys, *style))
         return found
 
     speedups = series(lambda point: point.speedup, least=2)
     if speedups:
         most = max(each.xs[-1] / each.xs[0] for each in speedups)
-        grown = [Series("", [x / s.xs[0] for x in s.xs], s.ys, s.style) for s in speedups]
-        linear = Series(LINEAR, [1.0, most], [1.0, most], Style(":", "", _SET_COLORS))
+        grown = [
+            Series("", [x / s.xs[0] for x in s.xs], s.ys, s.line, s.marker, s.color)
+            for s in speedups
+        ]
+        linear = Series(LINEAR, [1.0, most], [1.0, most], ":", "", _SET_COLORS)
         speedups = [*grown, linear]
     charts = [
         ("Throughput", "The median of each batch.", _BATCH, "generated tokens/s",
@@ -84,8 +87,8 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     return [by_size(*chart, linear=False) for chart in charts if chart[-1]]
 
 
-def _named(comparison: Comparison) -> Iterator[tuple[str, Way, Style]]:
-    """Yields each way of each set with what distinguishes it, and its look."""
+def _named(comparison: Comparison) -> Iterator[tuple[str, Way, tuple[str, str, int]]]:
+    """Yields each way of each set with what distinguishes it, and its line, marker and color."""
     sets = [each.conditions for each in comparison.sets]
     shared = [name for name in DIFFERENCES if name not in varied(sets)]
     contrasts = varied(sets, known=True)
@@ -94,7 +97,7 @@ def _named(comparison: Comparison) -> Iterator[tuple[str, Way, Style]]:
         for way in of_set.ways:
             name = ", ".join(filter(None, (subject, way.name)))
             line = _LINES[way.measurement_type]
-            yield name, way, Style(line, f"${way.letter}$", number % _SET_COLORS)
+            yield name, way, (line, f"${way.letter}$", number % _SET_COLORS)
 
 
 def _text(value: float | None) -> str:

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style, by_size
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, element_of, require
 from orch_sidecar.tools.drawing.texts import html_of
 from tests.fuzz import examples
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 MEASURED = Series("measured", (1, 2, 4, 8), (90, 180, 360, 720))
-FITTED = Series("fitted", (1, 4, 8), (91, 318, 562), Style("--", "", 1))
+FITTED = Series("fitted", (1, 4, 8), (91, 318, 562), "--", "", 1)
 
 
 def sized(*series: Series, linear: bool = False, marked: Sequence[Marked] = ()) -> Chart:
@@ -100,9 +100,9 @@ def test_names_are_no_formulas_and_stay_text() -> None:
 def test_every_look_is_drawn() -> None:
     looks = [
         Series("bars", (0, 1, 2), (5, 3), look=Look.BARS),
-        Series("shares", (0, 1, 2), (), Style("--", color=1), Look.SHARES),
+        Series("shares", (0, 1, 2), (), "--", color=1, look=Look.SHARES),
         Series("points", (1, 2), (3, 4), margins=(0.5, None)),
-        Series("hollow", (2,), (5,), Style("", hollow=True)),
+        Series("hollow", (2,), (5,), "", hollow=True),
     ]
     chart = Chart("all", "", Axis("ms"), Axis("requests"), looks)
     page = shown(chart)
@@ -158,10 +158,10 @@ def test_png_has_all_charts_beside_each_other_and_a_title() -> None:
 
 
 def test_series_without_a_name_is_explained_elsewhere() -> None:
-    nameless = Series("", (1, 2), (3, 4), Style(marker="$A$"))
+    nameless = Series("", (1, 2), (3, 4), marker="$A$")
     svg = drawn(".svg", "a title", [sized(MEASURED, FITTED), sized(nameless, FITTED)]).decode()
     assert [svg.count(f"<!-- {name} -->") for name in ("measured", "fitted")] == [1, 2]
-    letter = Series("A long name", (1, 2), (3, 4), Style(marker="$A$"))
+    letter = Series("A long name", (1, 2), (3, 4), marker="$A$")
     assert b"<!-- A long name -->" in drawn(".svg", "a title", [sized(letter)])
 
 

@@ -186,7 +186,7 @@ def test_invalid_point_is_drawn_apart() -> None:
     assert list(user.ys) == [found.points[0].figures.tokens_per_s], (
         "of one user, against the accelerator"
     )
-    assert {(each.style.line, each.style.hollow) for each in apart} == {("", True)}
+    assert {(each.line, each.hollow) for each in apart} == {("", True)}
     [fitted] = [each for name, each in shown.items() if "fit: " in name]
     assert (fitted.xs[0], fitted.xs[-1]) == pytest.approx((2, 8))
 

@@ -281,9 +281,9 @@ class TestCharts:
             "H100, single_stream", "H100, batched_online, arrivals unknown",
             "A100, batched_online, arrivals unknown",
         ]  # fmt: skip
-        assert [each.style.marker for each in throughput] == ["$A$", "$B$", "$C$"]
-        assert [each.style.color for each in throughput] == [0, 0, 1], "a color is a set's"
-        assert [each.style.line for each in throughput] == ["-", "--", "--"], "a line a label's"
+        assert [each.marker for each in throughput] == ["$A$", "$B$", "$C$"]
+        assert [each.color for each in throughput] == [0, 0, 1], "a color is a set's"
+        assert [each.line for each in throughput] == ["-", "--", "--"], "a line a label's"
 
     def test_curves_are_by_the_mean_batch(self) -> None:
         """An open loop's point lies where its steps were, not where its largest one was."""
@@ -307,7 +307,7 @@ class TestCharts:
 
     def test_thirty_sets_have_a_letter_or_number_each(self) -> None:
         found = compared(*(at(2, 100, gpu=f"gpu {number}") for number in range(30)))
-        marks = [each.style.marker for each in charts_of(found)[0].series]
+        marks = [each.marker for each in charts_of(found)[0].series]
         assert (marks[0], marks[25], marks[26]) == ("$A$", "$Z$", "$27$")
 
     @pytest.mark.parametrize("count", [1, 2, 4, 16])
