@@ -1,4 +1,7 @@
-"""Shipped and custom profiles, loaded by name or path, and their rules."""
+"""Shipped and custom profiles, loaded by name or path, and their rules.
+
+Invalid profiles are rejected with file, key and rule.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.vllm_plugin.contracts.profiles import ADMISSION, CLASS, GOOD, OFFLINE, SINGLE, admission
+from tests.vllm_plugin.contracts.profiles import (
+    ADMISSION,
+    CLASS,
+    GOOD,
+    OFFLINE,
+    SINGLE,
+    admission,
+    bulk,
+)
 from vllm_plugin.contracts.profile import (
     ArgumentRule,
     FullQueue,
@@ -126,3 +137,177 @@ def test_rule_with_the_value_false_applies() -> None:
     rule = ArgumentRule(fixed=False)
     assert rule.value is False
     assert rule.objection(True) == "must be False"
+
+
+def rejection(file: Path, document: Any) -> str:
+    """Returns the message for an invalid profile."""
+    file.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    with pytest.raises(ProfileError) as rejected:
+        load(str(file))
+    message = str(rejected.value)
+    assert message.startswith(f"{file}: ")
+    return message
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "rule"),
+    [
+        ({"slots": 8}, "slots", "Extra inputs are not permitted"),
+        ({"batching": "yes"}, "batching", "valid boolean"),
+        ({"batching": 1}, "batching", "valid boolean"),
+        ({"measurement_type": "fast"}, "measurement_type", "'single_stream', 'batched_online'"),
+        ({"name": "My Profile"}, "name", "match pattern"),
+        ({"name": 5}, "name", "valid string"),
+        ({"engine": {"max_num_seqs": 8}}, "engine.max_num_seqs", "valid dictionary"),
+        (
+            {"engine": {"max_num_seqs": {"default": 8, "minimum": 2, "maximum": 9}}},
+            "engine.max_num_seqs.maximum",
+            "Extra inputs are not permitted",
+        ),
+        (
+            {"engine": {"max_num_seqs": {"fixed": 8, "default": 8}}},
+            "engine.max_num_seqs",
+            "exactly one of `fixed` and `default`",
+        ),
+        ({"engine": {"max_num_seqs": {}}}, "engine.max_num_seqs", "exactly one of"),
+        (
+            {"engine": {"max_num_seqs": {"fixed": 8, "minimum": 2}}},
+            "engine.max_num_seqs",
+            "`minimum` is allowed with `default` only",
+        ),
+        (
+            {"engine": {"max_num_seqs": {"default": 8, "minimum": "2"}}},
+            "engine.max_num_seqs.minimum",
+            "valid integer",
+        ),
+        (
+            {"engine": GOOD["engine"] | {"dtype": {"default": "auto", "minimum": 2}}},
+            "engine.dtype",
+            "`default` must be an integer",
+        ),
+        (admission(full_queue="drop"), "admission.full_queue", "'reject' or 'drop-lru'"),
+        (admission(aging_s=0), "admission.aging_s", "greater than 0"),
+        (admission(bulk_share=1), "admission.bulk_share", "less than 1"),
+        (admission(bulk_share=-0.1), "admission.bulk_share", "greater than or equal to 0"),
+        (admission(reserved_share=0.25), "admission.reserved_share", "not permitted"),
+        (admission(coalescing="yes"), "admission.coalescing", "valid boolean"),
+        (admission(bulk=None), "admission.bulk", "valid dictionary"),
+        (admission(queue_capacity=16), "admission.queue_capacity", "Extra inputs"),
+        (bulk(queue_capacity=-1), "admission.bulk.queue_capacity", "greater than or equal to 0"),
+        (bulk(queue_capacity=1.5), "admission.bulk.queue_capacity", "valid integer"),
+        (bulk(max_wait_s=0), "admission.bulk.max_wait_s", "greater than 0"),
+        (bulk(ttft_p95_ms=0), "admission.bulk.ttft_p95_ms", "greater than 0"),
+        (bulk(tpot_p95_ms="fast"), "admission.bulk.tpot_p95_ms", "valid number"),
+        (bulk(batch={"least": 9, "most": 8}), "admission.bulk.batch", "`least` (9) must not be"),
+        (bulk(batch={"least": 0, "most": 8}), "admission.bulk.batch.least", "or equal to 1"),
+        (admission(window_ms=50), "admission.window_ms", "Extra inputs"),
+    ],
+)
+def test_invalid_value_is_rejected_with_file_key_and_rule(
+    file: Path, change: dict[str, Any], key: str, rule: str
+) -> None:
+    message = rejection(file, GOOD | change)
+    assert f"{key}: " in message
+    assert rule in message
+
+
+@pytest.mark.parametrize("key", sorted(set(ADMISSION) - {"bulk_share", "aging_s"}))
+def test_admission_rules_have_no_default(file: Path, key: str) -> None:
+    """An absent class is written as null, and so is an absent SLO."""
+    without = {name: value for name, value in ADMISSION.items() if name != key}
+    assert f"admission.{key}: Field required" in rejection(file, GOOD | {"admission": without})
+
+
+@pytest.mark.parametrize("key", sorted(CLASS))
+def test_rules_of_a_class_have_no_default(file: Path, key: str) -> None:
+    without = {name: value for name, value in CLASS.items() if name != key}
+    message = rejection(file, GOOD | admission(interactive=without))
+    assert f"admission.interactive.{key}: Field required" in message
+
+
+def test_missing_keys_are_all_listed(file: Path) -> None:
+    message = rejection(file, {"name": "mine"})
+    for key in ("measurement_type", "batching", "engine", "admission"):
+        assert f"{key}: Field required" in message
+
+
+@pytest.mark.parametrize(
+    ("document", "rule"),
+    [
+        (GOOD | SINGLE | {"batching": True}, "single_stream requires batching: false"),
+        (
+            GOOD | SINGLE | {"engine": {"max_num_seqs": {"fixed": 2}}},
+            "single_stream requires engine.max_num_seqs: {fixed: 1}",
+        ),
+        (
+            GOOD | SINGLE | {"engine": {"max_num_seqs": {"default": 1}}},
+            "single_stream requires engine.max_num_seqs: {fixed: 1}",
+        ),
+        (GOOD | {"batching": False}, "batched_online requires batching: true"),
+        (
+            GOOD | {"measurement_type": "offline", "batching": False},
+            "offline requires batching: true",
+        ),
+        (
+            GOOD | {"measurement_type": "offline"},
+            "offline requires admission.interactive: null (every request is bulk)",
+        ),
+        (GOOD | admission(interactive=None), "batched_online requires admission.interactive"),
+        (
+            GOOD | SINGLE | admission(interactive=None),
+            "single_stream requires admission.interactive",
+        ),
+        (GOOD | {"engine": {"max_num_seqs": {"fixed": 1}}}, "more than one slot"),
+        (GOOD | {"engine": {"max_num_seqs": {"default": 8}}}, "more than one slot"),
+        (GOOD | {"engine": {"max_num_seqs": {"default": 8, "minimum": 1}}}, "more than one slot"),
+        (
+            GOOD | {"engine": {"max_num_seqs": {"default": 2, "minimum": 4}}},
+            "`default` must be an integer that is not below `minimum`",
+        ),
+        (GOOD | {"engine": {}}, "`engine.max_num_seqs` must be given, as an integer rule"),
+        (
+            GOOD | {"engine": {"max_num_seqs": {"fixed": True}}},
+            "`engine.max_num_seqs` must be given, as an integer rule",
+        ),
+        (
+            GOOD | {"engine": {"max_num_seqs": {"fixed": "8"}}},
+            "`engine.max_num_seqs` must be given, as an integer rule",
+        ),
+    ],
+)
+def test_profile_that_contradicts_itself_does_not_load(
+    file: Path, document: dict[str, Any], rule: str
+) -> None:
+    assert rule in rejection(file, document)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("name: a\nname: b\n", 2, "name"),
+        (
+            "name: a\nengine:\n  max_num_seqs: {fixed: 1}\n  max_num_seqs: {fixed: 8}\n",
+            4,
+            "max_num",
+        ),
+        ("engine: {max_num_seqs: {fixed: 1, fixed: 8}}\n", 1, "fixed"),
+    ],
+)
+def test_duplicate_key_is_rejected_with_its_line(
+    file: Path, text: str, line: int, key: str
+) -> None:
+    message = rejection(file, text)
+    assert f"line {line}: key '{key}" in message
+    assert "given twice" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "just text", "- a\n- b\n", "null", "5", "name: [", "a: b: c", "\x00", "{[a]: b}",
+        "? {a: b}\n: c", "name: !!python/object/apply:os.system ['true']", "--- a\n--- b\n",
+        "a: &x {b: 1}\nc: {<<: *x}", "5: 6", "null: 1",
+    ],
+)  # fmt: skip
+def test_file_that_is_not_a_profile_is_rejected(file: Path, text: str) -> None:
+    rejection(file, text)

@@ -1,4 +1,9 @@
-"""Which sidecar gets the slots that come free: claims, offers, and who may enter."""
+"""Which sidecar gets the slots that come free: claims, offers, and who may enter.
+
+Claims of sidecars that are lost without the end of their streams expire.
+
+Sidecars that claim slots all the time get equal shares of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_plugin.contracts.lease_protocol import OFFER_S, Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import CLAIM_S, OFFER_S, Claim, ClaimCall
 from vllm_plugin.contracts.slot_claims import SlotClaims
 
 ONE, TWO, THREE = "1" * 16, "2" * 16, "3" * 16
@@ -250,3 +255,134 @@ def test_all_slots_of_urgent_claims_are_offered_before_any_of_others(claims: Slo
     claim(claims, ONE, Claim(1, urgent=False, more=7))
     claim(claims, TWO, Claim(1, urgent=True, more=4))
     assert offered(claims, free=8) == [(TWO, 5), (ONE, 3)]
+
+
+@pytest.mark.parametrize(
+    "call", [ClaimCall(URGENT, number=1), ClaimCall(None, number=1, waits=True)]
+)
+def test_claim_that_is_not_repeated_expires(claims: SlotClaims, call: ClaimCall) -> None:
+    claims.call(ONE, call, 10.0)
+    assert not claims.expire(10.0 + CLAIM_S - 0.1)
+    assert claims.contended(TWO)
+    assert claims.expire(10.0 + CLAIM_S)
+    assert not claims.contended(TWO)
+    assert (claims.has_claims, claims.any_unclaimed_demand, claims.claim_of(ONE)) == (
+        False,
+        False,
+        None,
+    )
+    assert not claims.expire(10.0 + 2 * CLAIM_S)
+
+
+@pytest.mark.parametrize("number", [2, 1], ids=["the next call", "a call of the same number"])
+def test_claim_stands_while_calls_repeat_it(claims: SlotClaims, number: int) -> None:
+    """A call that does nothing else still proves that its sidecar is there."""
+    claims.call(ONE, ClaimCall(URGENT, number=1), 0.0)
+    claims.call(ONE, ClaimCall(URGENT, number=number), CLAIM_S - 0.1)
+    assert not claims.expire(CLAIM_S)
+    assert claims.claim_of(ONE) == URGENT
+
+
+def test_claim_of_a_rejected_request_expires_if_no_call_follows(claims: SlotClaims) -> None:
+    assert not claims.try_enter(ONE, URGENT, free=0, now_s=0.0)
+    assert not claims.expire(CLAIM_S / 2)
+    assert claims.expire(CLAIM_S)
+    assert claims.try_enter(TWO, Claim(1, urgent=False), free=1, now_s=CLAIM_S)
+
+
+def test_requests_of_a_sidecar_keep_its_claim(claims: SlotClaims) -> None:
+    claims.call(ONE, ClaimCall(Claim(4, urgent=True), number=1), 0.0)
+    assert not claims.try_enter(ONE, URGENT, free=0, now_s=CLAIM_S / 2)
+    assert not claims.expire(CLAIM_S)
+    assert claims.claim_of(ONE) == Claim(4, urgent=True)
+
+
+def test_claim_that_expired_can_be_made_again(claims: SlotClaims) -> None:
+    claims.call(ONE, ClaimCall(URGENT, number=1), 0.0)
+    assert claims.expire(CLAIM_S)
+    claims.call(ONE, ClaimCall(URGENT, number=2), 2 * CLAIM_S)
+    assert [(each.instance, each.slots) for each in claims.offer(1, 2 * CLAIM_S)] == [(ONE, 1)]
+
+
+def test_clock_that_is_set_back_keeps_no_claim_for_longer(claims: SlotClaims) -> None:
+    claims.call(ONE, ClaimCall(URGENT, number=1), 1000.0)
+    assert claims.expire(10.0)
+
+
+def granted(claims: SlotClaims, free: int) -> list[tuple[str, int]]:
+    """Offers so many slots; returns the offers, all of which were taken."""
+    offers = claims.offer(free, 0.0)
+    for offer in offers:
+        assert claims.try_enter(offer.instance, Claim(offer.slots, urgent=True), free, 0.0)
+    return [(offer.instance, offer.slots) for offer in offers]
+
+
+def test_sidecars_get_equal_shares_of_slots_whatever_their_requests_need(
+    claims: SlotClaims,
+) -> None:
+    claim(claims, ONE, Claim(1, urgent=True, more=2000))
+    claim(claims, TWO, Claim(4, urgent=True, more=2000))
+    got = {ONE: 0, TWO: 0}
+    for _ in range(400):
+        for instance, cost in granted(claims, 4):
+            got[instance] += cost
+    assert abs(got[ONE] - got[TWO]) <= 8, got
+
+
+def test_sidecar_that_claimed_nothing_gets_no_more_for_that(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(1, urgent=True, more=300))
+    for _ in range(50):
+        assert granted(claims, 1) == [(ONE, 1)]
+    claim(claims, TWO, Claim(1, urgent=True, more=300))
+    got = [instance for _ in range(10) for instance, _ in granted(claims, 1)]
+    assert got.count(TWO) in (5, 6), got
+
+
+def test_shares_are_kept_when_a_claim_is_withdrawn_and_made_again(claims: SlotClaims) -> None:
+    got = {ONE: 0, TWO: 0}
+    claim(claims, ONE, Claim(1, urgent=True, more=300))
+    for _ in range(100):
+        claim(claims, TWO, Claim(2, urgent=True))
+        for instance, cost in granted(claims, 2):
+            got[instance] += cost
+        claim(claims, TWO, None)
+        claims.expire(OFFER_S)
+    assert abs(got[ONE] - got[TWO]) <= 4, got
+
+
+def turns(claims: SlotClaims, count: int) -> list[str]:
+    """To which sidecars the next single slots go, all of which are used."""
+    return [instance for _ in range(count) for instance, _ in granted(claims, 1)]
+
+
+def test_slots_that_expire_unused_are_charged_twice(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(2, urgent=True))
+    assert [offer.instance for offer in claims.offer(2, 0.0)] == [ONE]
+    assert claims.expire(OFFER_S)
+    claim(claims, ONE, Claim(1, urgent=True, more=300))
+    claim(claims, TWO, Claim(1, urgent=True, more=300))
+    assert turns(claims, 6) == [TWO, TWO, TWO, TWO, ONE, TWO]
+
+
+def test_slots_that_are_given_back_in_time_are_not_charged(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(2, urgent=True))
+    [offer] = claims.offer(2, 0.0)
+    claims.call(ONE, ClaimCall(Claim(3, urgent=True), offer.number, unused=2), 0.05)
+    claim(claims, ONE, Claim(1, urgent=True, more=300))
+    claim(claims, TWO, Claim(1, urgent=True, more=300))
+    assert not claims.expire(OFFER_S)
+    assert turns(claims, 4) == [ONE, TWO, ONE, TWO]
+
+
+def test_slots_that_are_given_back_and_claimed_again_at_once_stay_charged(
+    claims: SlotClaims,
+) -> None:
+    """A sidecar that cannot use what it claims, or does not want to, is not first for ever."""
+    wanted, first = Claim(1, urgent=True, more=7), []
+    for each in (ONE, TWO):
+        claim(claims, each, wanted)
+    for _ in range(6):
+        for offer in claims.offer(1, 0.0):
+            first.append(offer.instance)
+            claims.call(offer.instance, ClaimCall(wanted, offer.number, unused=1), 0.0)
+    assert first == [ONE, TWO, ONE, TWO, ONE, TWO]
