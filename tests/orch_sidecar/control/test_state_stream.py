@@ -1,4 +1,7 @@
-"""The stream of a pool's state over HTTP: a real server, and readers of every kind."""
+"""The stream of a pool's state over HTTP: a real server, and readers of every kind.
+
+The readers of the state stream that name no instance: all are sent the same.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.control import state_stream, stream_readers
+from orch_sidecar.control import state_feed, state_stream, stream_readers
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import entered, grant, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
@@ -229,3 +232,36 @@ async def test_replaced_reader_is_disconnected(tier: Tier, client: Client) -> No
     while (event := await lost.next()) is not None:
         assert event[0] == "heartbeat"
     assert len(tier.publisher.streams.open) == 1
+
+
+async def test_events_of_readers_that_name_no_instance_are_made_once(
+    tier: Tier, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, made = STREAM.partition("?")[0], list[str]()
+    monkeypatch.setattr(state_feed, "HEARTBEAT_EVERY_S", 0.2)
+    first = await client.read(tier, target)
+    before = await first.expect("state")
+    encode = state_stream._encoded
+
+    def counted(name: str, data: dict[str, Any]) -> bytes:
+        made.append(name)
+        return encode(name, data)
+
+    monkeypatch.setattr(state_stream, "_encoded", counted)
+    others = [await client.read(tier, target) for _ in range(3)]
+    for each in others:
+        state = await each.expect("state")
+        assert {**state, "observed_at": ""} == {**before, "observed_at": ""}
+    grant(tier.slots, "another", 2)
+    assert tier.changed is not None
+    tier.changed()
+    changes = [await each.expect("change") for each in (first, *others)]
+    assert changes[0]["foreign"] == 2
+    assert changes == [changes[0]] * 4
+    assert made.count("change") == 1
+    parent = await client.read(tier)
+    assert (await parent.expect("state"))["foreign"] == 2
+    late = await client.read(tier, target)
+    assert (await late.expect("state"))["foreign"] == 2
+    beats = [await each.next() for each in (first, *others)]
+    assert len({json.dumps(each) for each in beats}) == 1

@@ -1,4 +1,7 @@
-"""Metrics of requests: counts, and the number of series."""
+"""Metrics of requests: counts, and the number of series.
+
+The ring of the requests that ended last.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability import metrics as module
 from orch_sidecar.observability.exposition import OPENMETRICS, TEXT
 from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.recent import RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.pools.registry import PoolRegistry
@@ -340,3 +344,12 @@ async def test_event_loop_runs_between_the_pieces(
     counting.cancel()
     assert turns >= len(sizes) - 2 > 30 * POOLS
     assert max(sizes[:-1]) < 10_000
+
+
+def test_last_ones_are_kept_and_all_are_numbered() -> None:
+    recent = RecentRequests(most=3)
+    records = [record_of() for _ in range(5)]
+    recent.add([(record, at) for at, record in enumerate(records[:2])])
+    recent.add([(record, at) for at, record in enumerate(records[2:], 2)])
+    assert [at for _, at in recent.all()] == [2, 3, 4]
+    assert recent.total == 5

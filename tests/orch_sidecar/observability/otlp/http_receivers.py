@@ -153,27 +153,6 @@ async def endless(
         await writer.drain()
 
 
-async def slow_reader(
-    receiver: HttpReceiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> bool:
-    """Reads the request in small pieces, with pauses."""
-    slow = asyncio.StreamReader()
-
-    async def feed() -> None:
-        while piece := await reader.read(50_000):
-            slow.feed_data(piece)
-            await asyncio.sleep(0.001)
-        slow.feed_eof()
-
-    feeding = asyncio.create_task(feed())
-    try:
-        await receiver.read(slow)
-    finally:
-        feeding.cancel()
-    writer.write(head("200 OK", PROTOBUF, "Content-Length: 0"))
-    return True
-
-
 def closing(*, after_request: bool) -> Behaviour:
     """Closes the connection without an answer."""
 

@@ -91,17 +91,6 @@ async def test_batch_has_a_size_that_collectors_accept(monkeypatch: pytest.Monke
     assert [len(request) for request in transport.requests] == [101, 1, 500]  # with commas
 
 
-async def test_one_export_at_a_time_while_others_are_queued() -> None:
-    transport = ScriptedTransport(2.0, DELIVERED, 2.0, DELIVERED)  # fails if there are two
-    batcher = batcher_of(transport)
-    for trace in numbered(4):
-        batcher.queue.offer(trace, 3)
-    await asyncio.sleep(10)
-    assert transport.times == [0.0, 2.0]
-    assert batcher.counts.exported == 12
-    await batcher.close(5)
-
-
 async def test_full_queue_drops_whole_traces_and_takes_smaller_ones() -> None:
     transport = ScriptedTransport(100.0)
     batcher = batcher_of(transport)
@@ -256,15 +245,4 @@ async def test_close_does_not_wait_for_a_retry() -> None:
     assert len(transport.sent) == 1
     await batcher.close(5)
     assert transport.times == [0.0, 0.1]  # once more at once, and the rest not at all
-    assert batcher.counts.dropped == NONE | {"undelivered": 12}
-
-
-async def test_close_leaves_a_collector_alone_that_asked_for_it() -> None:
-    transport = ScriptedTransport(throttled(60.0), DELIVERED)
-    batcher = batcher_of(transport)
-    for trace in numbered(4):
-        batcher.queue.offer(trace, 3)
-    await asyncio.sleep(1)
-    await batcher.close(5)
-    assert (now(), len(transport.sent)) == (1.0, 1)
     assert batcher.counts.dropped == NONE | {"undelivered": 12}

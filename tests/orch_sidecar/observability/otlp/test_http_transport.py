@@ -22,7 +22,6 @@ from tests.orch_sidecar.observability.otlp.http_receivers import (
     hanging,
     http_receiver,
     raw,
-    slow_reader,
 )
 from tests.orch_sidecar.observability.otlp.http_sending import LONG_S, one, transport_to
 
@@ -34,14 +33,6 @@ DELIVERED, RETRY = Verdict.DELIVERED, Verdict.RETRY
 async def test_collector_that_hangs_is_a_retry_when_the_time_is_over(behaviour: Behaviour) -> None:
     reply = await one(behaviour, LARGE * 8, limit_s=0.2)
     assert reply == Reply(RETRY, "no answer within 0.2 s")
-
-
-async def test_collector_that_reads_slowly_gets_everything() -> None:
-    async with http_receiver(slow_reader) as receiver:
-        transport = transport_to(receiver.port)
-        assert await transport.send(LARGE, LONG_S) == Reply(DELIVERED)
-        assert receiver.requests[0][1] == LARGE
-        await transport.close()
 
 
 async def test_connection_is_kept_and_replaced_when_the_collector_closes_it() -> None:

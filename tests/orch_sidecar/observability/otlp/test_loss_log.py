@@ -13,7 +13,6 @@ from tests.orch_sidecar.observability.otlp.scripted import (
     DELIVERED,
     REJECTED,
     RETRY,
-    Invalid,
     ScriptedTransport,
     batcher_of,
 )
@@ -55,16 +54,6 @@ async def test_full_queue_is_in_the_log(caplog: pytest.LogCaptureFixture) -> Non
     (line,) = lines(caplog)
     assert "13 spans were lost: the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: 12 spans)" in line
     await batcher.close(5)
-
-
-async def test_traces_that_cannot_be_encoded_are_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    batcher = batcher_of(ScriptedTransport(DELIVERED))
-    for _ in range(2):
-        batcher.queue.offer(Invalid(), 3)
-    await batcher.close(5)
-    assert "they cannot be encoded: an integer has 65 bits" in lines(caplog)[0]
 
 
 async def test_full_queue_does_not_hide_why_the_collector_fails(
@@ -109,17 +98,6 @@ async def test_warning_of_a_collector_is_in_the_log_once(
         "traces to http://collector:4318/v1/traces: it is gone",
     ]
     assert batcher.counts.exported == 24
-
-
-async def test_rejected_spans_of_a_request_are_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    batcher = batcher_of(ScriptedTransport(Reply(Verdict.DELIVERED, "too old", rejected=2)))
-    batcher.queue.offer(b"a", 6)
-    await batcher.close(5)
-    assert lines(caplog) == [
-        "traces to http://collector:4318/v1/traces: 2 spans were lost: too old"
-    ]
 
 
 async def test_export_without_a_failure_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -161,12 +161,6 @@ def test_record_that_cannot_be_encoded_costs_itself_alone(
     assert kept.invalid == [3, 3]
 
 
-def test_half_a_surrogate_pair_in_the_name_of_a_model_is_replaced(kept: Kept) -> None:
-    record, trace = begun(tracing_to(kept, UNPLACED), model=SURROGATE)
-    end(record, trace)
-    assert attributes_of(kept.spans()[-1])["gen_ai.request.model"] == "half ? a pair"
-
-
 def test_equal_labels_at_another_address_are_not_confused(kept: Kept) -> None:
     """What is prepared belongs to labels by their identity: it must not outlive them."""
     tracing = tracing_to(kept, UNPLACED)
