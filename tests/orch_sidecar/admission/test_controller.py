@@ -1,15 +1,22 @@
 """The admission controller by example: which requests are dispatched, in which order. Times are
-literal seconds."""
+literal seconds.
+
+Whose drain of a pool applies when several ordered one.
+
+The status of an admission: the free slots are those that the next request would get.
+"""
 
 from __future__ import annotations
 
 import random
+from itertools import permutations
 from typing import ClassVar
 
 import pytest
 
 from orch_sidecar.admission.constraints.constraint import Constraint, Occupancy
 from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.draining import Drain, OrderedBy, after_restart, stronger
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
@@ -17,7 +24,6 @@ from tests.orch_sidecar.admission.examples import (
     INTERACTIVE,
     STEP_TIME,
     bulk,
-    bulk_only,
     class_rules,
     core_of,
     fill,
@@ -32,41 +38,6 @@ from tests.orch_sidecar.admission.examples import (
     rules,
 )
 from vllm_plugin.contracts.profile import AdmissionRules, BatchBounds
-
-
-def test_nothing_is_admitted_before_the_engine_has_reported() -> None:
-    core = AdmissionController(rules())
-    assert isinstance(core.arrive("a", interactive(), 0.0), Queued)
-    assert core.dispatch(1.0) == []
-    assert granted(core.engine_reports(report(1), 2.0)) == ["a"]
-
-
-def test_request_that_fits_gets_its_lease_at_once() -> None:
-    core = core_of(4)
-    assert core.arrive("a", interactive(4), 0.0) == Lease("a", 4, "e1")
-    assert core.ledger.room == 0
-    assert (core.status(0.0).of(INTERACTIVE).leased, core.status(0.0).of(BULK).leased) == (
-        4,
-        0,
-    )
-
-
-def test_request_that_does_not_fit_waits_and_is_admitted_on_release() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    assert core.arrive("b", bulk(), 1.0) == Queued(0, None)
-    assert (core.queues.depth, core.status(0.0).of(BULK).queued) == (1, 1)
-    assert reason(core.blocked_by) == "slot"
-    assert core.release("a", 2.0) == [Decision("b", Lease("b", 1, "e1"))]
-    assert (core.queues.depth, core.status(0.0).of(BULK).queued, core.blocked_by) == (
-        0,
-        0,
-        None,
-    )
-    assert (core.status(0.0).of(INTERACTIVE).leased, core.status(0.0).of(BULK).leased) == (
-        0,
-        1,
-    )
 
 
 def test_cost_above_the_slots_is_refused_with_both_numbers() -> None:
@@ -139,39 +110,6 @@ def test_a_request_whose_wait_has_expired_keeps_none_that_arrives_then_from_its_
     queue(core, interactive(2), "expires")
     assert isinstance(core.arrive("i", interactive(prompt_tokens=50), 0.3), Lease)
     assert refused(core.take_displaced()) == {"expires": Reason.SLO_MISS}
-
-
-def test_delay_before_it_came_is_not_counted() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, bulk(), "b0")
-    queue(core, bulk(), "b1", at=9.0)
-    core.leave("b0", 9.0)
-    queue(core, interactive(), "i", at=10.5)
-    assert granted(core.release("a", 10.5)) == ["i"]
-
-
-def test_interactive_requests_that_fill_their_batch_let_bulk_ones_go() -> None:
-    core = core_of(4, rules(class_rules(batch=BatchBounds(least=1, most=2))))
-    fill(core, interactive(2), "i1")
-    queue(core, interactive(), "i2")
-    assert reason(core.blocked_by) == "batch"
-    fill(core, bulk(), "b1", "b2")
-    queue(core, bulk(), "b3")
-    assert granted(core.release("i1", 1.0)) == ["i2", "b3"]
-
-
-def test_limits_follow_the_measured_step_time() -> None:
-    core = core_of(64, rules(class_rules(tpot_p95_ms=20.0)))
-    assert (
-        core.constraints.batch.limits.batch(INTERACTIVE),
-        core.constraints.batch.limits.measured,
-    ) == (8, False)
-    core.engine_reports(report(64, step_time=STEP_TIME), 1.0)
-    assert (
-        core.constraints.batch.limits.batch(INTERACTIVE),
-        core.constraints.batch.limits.measured,
-    ) == (10, True)
 
 
 def busy(core: AdmissionController, until: float) -> None:
@@ -261,16 +199,6 @@ def test_reloaded_rules_reach_each_constraint() -> None:
     assert [each.rules is after for each in reading] == [True] * 3, "reserve, prefill, and this one"
 
 
-def test_rules_without_interactive_requests_still_serve_those_that_wait() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b")
-    assert core.replace_rules(bulk_only(), 1.0) == []
-    queue(core, bulk(), "c", at=1.0)
-    assert granted(core.release("a", 2.0)) == ["b"]
-    assert granted(core.release("b", 3.0)) == ["c"]
-
-
 def test_no_slot_is_free_for_a_request_that_would_wait_behind_a_due_one() -> None:
     core = core_of(4, rules(aging_s=1.0))
     fill(core, interactive(), "i0", "i1")
@@ -278,3 +206,60 @@ def test_no_slot_is_free_for_a_request_that_would_wait_behind_a_due_one() -> Non
     assert core.status(0.1).interactive.free == 2
     assert core.status(5.0).interactive.free == 0
     assert isinstance(core.arrive("i2", interactive(), 5.0), Queued)
+
+
+ENGINE_STOP = Drain(OrderedBy.ENGINE_STOP, 1.0)
+OPERATOR = Drain(OrderedBy.OPERATOR, 2.0)
+SHUTDOWN = Drain(OrderedBy.SHUTDOWN, 3.0)
+
+
+@pytest.mark.parametrize("orders", list(permutations([ENGINE_STOP, OPERATOR, SHUTDOWN])))
+def test_strongest_order_stands_whenever_it_came(orders: list[Drain]) -> None:
+    drain = None
+    for order in orders:
+        drain = stronger(drain, order)
+    assert drain is SHUTDOWN
+    assert stronger(stronger(None, OPERATOR), ENGINE_STOP) is OPERATOR
+
+
+def test_order_that_is_repeated_keeps_the_time_of_the_first() -> None:
+    assert stronger(OPERATOR, Drain(OrderedBy.OPERATOR, 9.0)) is OPERATOR
+
+
+def test_only_the_stop_of_an_engine_ends_with_it() -> None:
+    drains = (None, ENGINE_STOP, OPERATOR, SHUTDOWN)
+    assert [after_restart(drain) for drain in drains] == [None, None, OPERATOR, SHUTDOWN]
+
+
+def free(core: AdmissionController, now: float = 0.0) -> tuple[int, int]:
+    """Of interactive and of bulk requests."""
+    status = core.status(now)
+    return status.of(INTERACTIVE).free, status.of(BULK).free
+
+
+def starts(core: AdmissionController, request: AdmissionRequest, now: float = 0.0) -> bool:
+    """Whether it gets a slot at once."""
+    return isinstance(core.arrive("next", request, now), Lease)
+
+
+def test_all_slots_are_free_while_nothing_waits() -> None:
+    core = core_of(4)
+    fill(core, interactive(), "i")
+    assert free(core) == (3, 3)
+
+
+@pytest.mark.parametrize("next_one", [interactive(max_tokens=1), bulk(max_tokens=1)])
+def test_none_is_free_while_the_kv_cache_has_no_room(next_one: AdmissionRequest) -> None:
+    core = core_of(4, kv=kv_of(100))
+    fill(core, interactive(prompt_tokens=50, max_tokens=50), "i")
+    assert free(core) == (0, 0)
+    assert not starts(core, next_one)
+
+
+def test_interactive_requests_that_wait_only_for_their_batch_leave_slots_to_bulk() -> None:
+    core = core_of(4, rules(class_rules(batch=BatchBounds(least=1, most=1))))
+    fill(core, interactive(), "i")
+    queue(core, interactive(), "waits")
+    assert reason(core.blocked_by) == "batch"
+    assert free(core) == (0, 3)
+    assert starts(core, bulk())

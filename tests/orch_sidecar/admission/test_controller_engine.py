@@ -11,12 +11,10 @@ from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.types import Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
-    STALE,
     STEP_TIME,
     bulk,
     class_rules,
     core_of,
-    ended,
     fill,
     granted,
     interactive,
@@ -28,53 +26,7 @@ from tests.orch_sidecar.admission.examples import (
     rules,
 )
 
-CLOSING = Refusal(Reason.DRAINING, "this sidecar is shutting down")
-
-
 # The engine
-
-
-def test_abandoned_lease_frees_its_slot_only_when_the_engine_confirms_its_end() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b")
-    core.ledger.abandon("a")
-    assert core.dispatch(1.0) == []
-    assert core.engine_reports(report(1), 2.0) == []
-    assert granted(ended(core, ["a"], 3.0)) == ["b"]
-    assert ended(core, ["a"], 4.0) == []
-
-
-def test_unavailable_engine_refuses_arrivals_and_keeps_those_queued() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b")
-    core.engine_unavailable(STALE, 0.0)
-    assert core.unavailable is STALE
-    assert reason_of(core.arrive("c", interactive(), 1.0)) is STALE.reason
-    assert core.release("a", 2.0) == [], "stale fails closed"
-    assert core.queues.depth == 1
-    assert granted(core.engine_reports(report(1), 3.0)) == ["b"]
-    assert core.unavailable is None
-
-
-def test_expiry_while_the_engine_is_unavailable_states_that_reason() -> None:
-    core = core_of(1, rules(class_rules(max_wait_s=10.0)))
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b")
-    core.engine_unavailable(STALE, 0.0)
-    assert core.next_event(1.0) == 10.0
-    assert refused(core.dispatch(10.0)) == {"b": STALE.reason}
-
-
-def test_nothing_blocks_the_queue_once_all_requests_have_left() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b")
-    core.engine_unavailable(STALE, 0.0)
-    core.leave("b", 1.0)
-    core.engine_reports(report(1), 2.0)
-    assert core.blocked_by is None
 
 
 def test_new_epoch_may_begin_with_leases_that_reached_it_under_the_old_one() -> None:
@@ -84,16 +36,6 @@ def test_new_epoch_may_begin_with_leases_that_reached_it_under_the_old_one() -> 
     assert core.engine_reports(report(2, "e2", leases=(("a", 1),)), 1.0) == []
     assert (core.ledger.leased, core.ledger.closing()) == (1, ["a"])
     assert granted(core.release("a", 2.0)) == ["b"]
-
-
-def test_queued_request_that_can_no_longer_fit_is_refused_when_slots_shrink() -> None:
-    core = core_of(4)
-    fill(core, interactive(4), "a")
-    queue(core, interactive(4), "large")
-    queue(core, interactive(1), "small")
-    decisions = core.engine_reports(report(2, "e2"), 1.0)
-    assert refused(decisions) == {"large": Reason.COST_EXCEEDS_SLOTS}
-    assert granted(decisions) == ["small"]
 
 
 # The operator
@@ -122,27 +64,6 @@ def test_drain_that_was_ordered_for_the_pool_outlives_its_engine(by: OrderedBy) 
     core.drain(Drain(by, 0.0))
     core.engine_reports(report(1, "e2"), 1.0)
     assert reason_of(core.arrive("a", interactive(), 1.0)) is Reason.DRAINING
-
-
-def test_delay_stops_with_a_dismissal() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, bulk(), "b")
-    core.refuse_queued(CLOSING)
-    queue(core, bulk(), "b2", at=100.0)
-    queue(core, interactive(), "i", at=100.0)
-    assert granted(core.release("a", 100.1)) == ["i"]
-
-
-def test_grants_are_counted_by_class() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, bulk(), "b")
-    core.arrive("c", bulk(9), 0.0)
-    core.release("a", 1.0)
-    core.arrive("d", interactive(may_queue=False), 2.0)
-    status = core.status(0.0)
-    assert (status.interactive.granted, status.bulk.granted, status.granted) == (1, 1, 2)
 
 
 def test_jitter_is_by_chance_unless_it_is_given() -> None:
@@ -274,23 +195,5 @@ def test_request_whose_time_ends_hears_of_the_engine() -> None:
     assert refused(core.dispatch(110.0)) == {"a": Reason.ENGINE_STARTING}
 
 
-def test_request_that_is_too_large_for_the_engine_is_refused_when_that_is_known() -> None:
-    core = AdmissionController(OF_RULES)
-    queue(core, bulk(8), "large")
-    queue(core, bulk(1), "small")
-    decisions = core.engine_reports(report(2), 1.0)
-    assert refused(decisions) == {"large": Reason.COST_EXCEEDS_SLOTS}
-    assert granted(decisions) == ["small"]
-
-
 def test_request_that_was_too_large_for_the_engine_before_does_not_wait_for_it() -> None:
     assert reason_of(away(1.0).arrive("large", bulk(3), 100.0)) is Reason.COST_EXCEEDS_SLOTS
-
-
-def test_requests_that_run_are_no_reason_to_wait_elsewhere() -> None:
-    core = core_of(1, OF_RULES)
-    fill(core, interactive(), "a")
-    core.engine_unavailable(Refusal(Reason.ENGINE_STALLED, "no progress"), 1.0, expected=True)
-    queue(core, interactive(), "b", at=1.0)
-    core.engine_reports(report(1), 2.0)
-    assert granted(core.release("a", 3.0)) == ["b"]

@@ -15,7 +15,6 @@ from tests.orch_sidecar.admission.examples import (
     granted,
     interactive,
     queue,
-    reason_of,
     refused,
     rules,
 )
@@ -40,46 +39,6 @@ def test_full_queue_refuses_with_a_time_to_come_back() -> None:
     assert outcome.reason is Reason.QUEUE_FULL
     assert outcome.queue_position == 1
     assert outcome.retry_after_ms is not None
-
-
-@pytest.mark.parametrize("full_queue", list(FullQueue))
-def test_queue_of_capacity_zero_admits_what_fits_and_refuses_the_rest(
-    full_queue: FullQueue,
-) -> None:
-    core = core_of(1, of_capacity(0, full_queue))
-    fill(core, interactive(), "a")
-    assert reason_of(core.arrive("b", bulk(), 0.0)) is Reason.QUEUE_FULL
-    assert reason_of(core.arrive("c", interactive(), 0.0)) is Reason.QUEUE_FULL
-
-
-def test_drop_lru_makes_room_by_the_bulk_request_that_waited_longest() -> None:
-    core = core_of(1, of_capacity(2, FullQueue.DROP_LRU))
-    fill(core, bulk(), "a")
-    queue(core, bulk(), "b1", "b2", "b3")
-    assert refused(core.take_displaced()) == {"b1": Reason.QUEUE_FULL_DROP_LRU}
-    assert core.take_displaced() == []
-    assert granted(core.release("a", 1.0)) == ["b2"]
-
-
-def test_drop_lru_lets_interactive_requests_displace_bulk_ones_and_never_each_other() -> None:
-    core = core_of(1, of_capacity(1, FullQueue.DROP_LRU))
-    fill(core, bulk(), "a")
-    queue(core, interactive(), "i1")
-    queue(core, bulk(), "b")
-    queue(core, interactive(), "i2")
-    assert refused(core.take_displaced()) == {"b": Reason.QUEUE_FULL_DROP_LRU}
-    assert reason_of(core.arrive("i3", interactive(), 0.0)) is Reason.QUEUE_FULL
-    assert reason_of(core.arrive("b2", bulk(), 0.0)) is Reason.QUEUE_FULL, "its place is taken"
-    assert core.take_displaced() == []
-
-
-def test_drop_lru_keeps_the_queues_bounded() -> None:
-    core = core_of(1, of_capacity(2, FullQueue.DROP_LRU))
-    fill(core, bulk(), "a")
-    for number in range(20):
-        core.arrive(f"b{number}", bulk(), 0.0)
-        core.arrive(f"i{number}", interactive(), 0.0)
-    assert core.queues.depth == 4
 
 
 def test_request_behind_the_evicted_one_is_dispatched_if_it_fits() -> None:
@@ -137,22 +96,6 @@ def test_the_shortest_of_its_time_limits_ends_the_wait(
     assert refused(core.dispatch(at)) == {"b": reason}
 
 
-@pytest.mark.parametrize(
-    ("arriving", "reason"),
-    [
-        (interactive(may_queue=False), Reason.DO_NOT_QUEUE),
-        (interactive(max_wait_ms=0.0), Reason.QUEUE_TIMEOUT),
-    ],
-)
-def test_a_request_that_may_not_wait_goes_at_once_or_not_at_all(
-    arriving: AdmissionRequest, reason: Reason
-) -> None:
-    core = core_of(1)
-    fill(core, arriving, "a")
-    assert reason_of(core.arrive("b", arriving, 0.0)) is reason
-    assert core.queues.depth == 0
-
-
 def test_refusal_states_a_time_limit_in_whole_milliseconds() -> None:
     """Of what the client allows, a fraction has passed before it is compared."""
     asked = interactive(max_wait_ms=199.808)
@@ -162,13 +105,6 @@ def test_refusal_states_a_time_limit_in_whole_milliseconds() -> None:
     refusal = refusals.late(interactive(deadline_ms=1499.81), class_rules(), 2.0)
     assert refusal is not None
     assert "the request allows 1500 ms (" in refusal.message
-
-
-def test_a_deadline_that_is_over_ends_the_wait_before_it_begins() -> None:
-    core = core_of(1)
-    fill(core, bulk(), "a")
-    assert reason_of(core.arrive("b", bulk(deadline_ms=0.0), 0.0)) is Reason.DEADLINE_MISS
-    assert (core.queues.depth, core.take_displaced()) == (0, [])
 
 
 def test_no_request_is_overtaken_while_the_timer_is_late() -> None:

@@ -10,7 +10,6 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
-    DRAIN,
     STEP_TIME,
     bulk,
     class_rules,
@@ -58,71 +57,6 @@ def test_requeued_request_goes_first_after_a_pause() -> None:
     assert granted(core.dispatch(1.5)) == ["a'", "b"]
 
 
-@pytest.mark.parametrize(("asked_s", "pause_s"), [(0.0, 0.02), (0.3, 0.3), (3600.0, 1.0)])
-def test_pause_has_bounds(asked_s: float, pause_s: float) -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    refused_below(core, "a", interactive(), asked_s, 1.0)
-    assert core.next_event(1.0) == 1.0 + pause_s
-    assert granted(core.dispatch(1.0 + pause_s)) == ["a'"]
-
-
-def test_a_shorter_pause_does_not_end_a_longer_one() -> None:
-    core = core_of(2)
-    fill(core, interactive(), "a", "b")
-    refused_below(core, "a", interactive(), 1.0, 1.0)
-    refused_below(core, "b", interactive(), 0.1, 1.0)
-    assert core.dispatch(1.5) == []
-    assert len(granted(core.dispatch(2.0))) == 2
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-def test_requeued_requests_keep_the_order_of_their_arrivals(backwards: bool) -> None:
-    core = core_of(3)
-    for at, name in enumerate("abc"):
-        fill(core, interactive(), name, at=at / 10)
-    queue(core, interactive(), "d", at=0.5)
-    order = [(0.0, "a"), (0.1, "b"), (0.2, "c")]
-    for since, name in reversed(order) if backwards else order:
-        refused_below(core, name, interactive(), 1.0, 1.0, since)
-    queue(core, interactive(), "e", at=1.5)
-    assert granted(core.dispatch(2.0)) == ["a'", "b'", "c'"]
-    assert granted(core.release("a'", 3.0)) == ["d"]
-    assert granted(core.release("b'", 3.0)) == ["e"]
-
-
-def test_request_requeued_twice_is_ahead_of_those_requeued_once() -> None:
-    core = core_of(1)
-    fill(core, bulk(), "a")
-    queue(core, bulk(), "b", at=0.5)
-    refused_below(core, "a", bulk(), 0.1, 1.0)
-    assert granted(core.dispatch(1.1)) == ["a'"]
-    refused_below(core, "a'", bulk(), 0.1, 1.2)
-    assert granted(core.dispatch(1.3)) == ["a''"]
-
-
-def test_pause_that_is_over_when_a_request_is_requeued_blocks_nothing() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    core.pause("none", 0.1, 1.0)
-    core.release("a", 1.0)
-    assert core.requeue("a'", interactive(), 0.0, 2.0) == Queued(0, None)
-    at = core.next_event(2.0)
-    assert at == pytest.approx(2.0, abs=0.002)
-    assert granted(core.dispatch(at or 0.0)) == ["a'"]
-
-
-def test_requeued_request_keeps_its_time_limits() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    request = interactive(max_wait_ms=2000.0)
-    refused_below(core, "a", request, 1.0, 1.5, since=0.0)
-    assert core.next_event(1.5) == 2.0
-    assert refused(core.dispatch(2.0)) == {"a'": Reason.QUEUE_TIMEOUT}
-    outcome = core.requeue("b", request, 0.0, 2.5)
-    assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
-
-
 def test_requeued_request_that_cannot_meet_its_slo_is_refused() -> None:
     """2 s, less a step of 11 ms."""
     core = core_of(1, rules(class_rules(ttft_p95_ms=2000.0)), step_time=STEP_TIME)
@@ -134,23 +68,6 @@ def test_requeued_request_that_cannot_meet_its_slo_is_refused() -> None:
     assert refused(core.dispatch(2.99)) == {"a'": Reason.SLO_MISS}
     outcome = core.requeue("a''", interactive(), 1.0, 3.0)
     assert reason_of(outcome) is Reason.SLO_MISS
-
-
-def test_requeued_request_that_has_become_too_large_is_refused() -> None:
-    core = core_of(4)
-    fill(core, interactive(4), "a")
-    core.engine_reports(report(2, "e2"), 1.0)
-    outcome = core.requeue("b", interactive(4), 0.0, 1.1)
-    assert reason_of(outcome) is Reason.COST_EXCEEDS_SLOTS
-
-
-def test_running_request_is_requeued_while_draining_too() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    core.drain(DRAIN)
-    refused_below(core, "a", interactive(), 0.1, 1.0)
-    assert reason_of(core.arrive("b", interactive(), 1.0)) is Reason.DRAINING
-    assert granted(core.dispatch(1.1)) == ["a'"]
 
 
 def test_starts_are_predicted_for_after_the_pause() -> None:

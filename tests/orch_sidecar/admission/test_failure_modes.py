@@ -1,13 +1,22 @@
-"""How a policy by demand could fail, and that it does not: each in virtual time."""
+"""How a policy by demand could fail, and that it does not: each in virtual time.
+
+Random events: the same ones lead to the same decisions.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints
+from orch_sidecar.admission.controller import AdmissionController
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, class_rules, rules
 from tests.orch_sidecar.admission.play import Coming, bulk_backlog, play, poisson
+from tests.orch_sidecar.admission.random_log import RandomLog
 from vllm_plugin.contracts.profile import AdmissionRules
 
 SLOTS = 16
@@ -109,3 +118,23 @@ def test_one_slot_serves_interactive_requests_first_and_bulk_ones_in_the_end() -
     played = play(patient, 1, coming, 300.0)
     assert played.served(INTERACTIVE) >= 0.85
     assert played.share(BULK, 0.0, 300.0) >= 0.1
+
+
+def test_decisions_depend_on_no_hash_and_no_address() -> None:
+    command = [sys.executable, "-m", "tests.orch_sidecar.admission.random_log", "1", "2"]
+    first, second = (
+        subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert len(first.splitlines()) > 3000
+    assert first == second
+
+
+def test_every_constraint_blocks_some_of_the_requests() -> None:
+    lines: list[str] = []
+    for seed in range(12):
+        RandomLog(seed, lines.append).run(300)
+    constraints: AdmissionConstraints = AdmissionController(rules()).constraints
+    assert {word for line in lines for word in line.split()[1:2]} >= set(constraints.reasons)

@@ -1,11 +1,17 @@
-"""The asyncio shell: futures and the timer."""
+"""The asyncio shell: futures and the timer.
+
+Tickets and leases have an owner, or are found.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from orch_sidecar.admission.gate import Ticket
 from orch_sidecar.admission.types import Lease, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
@@ -19,6 +25,7 @@ from tests.orch_sidecar.admission.examples import (
 from tests.orch_sidecar.admission.gates import (
     CANCELLED,
     Asker,
+    Outcome,
     admit,
     assert_nothing_left,
     cancelled,
@@ -48,25 +55,6 @@ async def test_a_lease_has_the_id_of_its_ticket() -> None:
     assert await ticket.lease() == Lease(ticket.id, 3, "e1")
 
 
-async def test_waiting_requests_are_woken_in_order_of_arrival() -> None:
-    gate = gate_of(1)
-    held = lease_at_once(gate)
-    order: list[int] = []
-
-    async def one(number: int) -> None:
-        lease = await admit(gate, interactive())
-        assert isinstance(lease, Lease)
-        order.append(number)
-        end(gate, lease)
-
-    tasks = [asyncio.ensure_future(one(number)) for number in range(5)]
-    await asyncio.sleep(0)
-    end(gate, held)
-    await asyncio.gather(*tasks)
-    assert order == [0, 1, 2, 3, 4]
-    assert_nothing_left(gate)
-
-
 async def test_a_request_may_be_decided_before_it_is_waited_for() -> None:
     gate = gate_of(1)
     held = lease_at_once(gate)
@@ -86,9 +74,6 @@ async def test_only_completed_responses_are_learned_from() -> None:
         end(gate, lease, output_tokens)
         gate.controller.learn()
         assert lengths.expected(interactive().service_class, 100) == expected
-
-
-# Evictions
 
 
 # The timer
@@ -168,18 +153,6 @@ async def test_reloaded_rules_wake_requests_that_fit_now() -> None:
     await lease_of(waiting)
 
 
-async def test_cancellation_while_queued_leaves_the_queue() -> None:
-    gate = gate_of(1)
-    held = lease_at_once(gate)
-    waiting, behind = await queued(gate), await queued(gate)
-    waiting.cancel()
-    assert await cancelled(waiting)
-    assert gate.controller.queues.depth == 1
-    end(gate, held)
-    end(gate, await lease_of(behind))
-    assert_nothing_left(gate)
-
-
 @pytest.mark.parametrize("cancelled_first", [True, False])
 async def test_grant_and_cancellation_in_one_turn_give_the_lease_back(
     cancelled_first: bool,
@@ -242,3 +215,111 @@ async def test_request_that_is_not_queued_cannot_be_refused_from_outside() -> No
     gate = gate_of(1)
     assert not opened(gate).refuse(CANCELLED)
     assert gate.status().leased == 1
+
+
+async def waiting(ticket: Ticket) -> asyncio.Task[Outcome]:
+    """A task that waits for the ticket's lease."""
+    assert ticket.queued is not None
+    task = asyncio.ensure_future(ticket.lease())
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_lease_whose_owner_is_gone_is_found_and_closes() -> None:
+    gate = gate_of(2)
+    ticket = opened(gate)
+    assert gate.reconcile() == []
+    ticket.owner = None
+    assert gate.reconcile() == [ticket.id]
+    assert gate.ledger.closing() == [ticket.id]
+    assert (gate.orphans, gate.reconcile()) == (1, [])
+    gate.leases_ended([ticket.id])
+    assert_nothing_left(gate)
+
+
+async def test_a_ticket_whose_owner_is_gone_leaves_the_queue() -> None:
+    gate = gate_of(1)
+    held, ticket = opened(gate), opened(gate)
+    task = await waiting(ticket)
+    ticket.owner = None
+    assert gate.reconcile() == []
+    assert gate.controller.queues.depth == 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    held.end()
+    assert_nothing_left(gate)
+
+
+async def test_what_an_error_leaves_of_an_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = gate_of(1)
+    held = opened(gate)
+    with monkeypatch.context() as patched:
+        patched.setattr(gate.controller, "next_event", MagicMock(side_effect=ZeroDivisionError))
+        with pytest.raises(ZeroDivisionError):
+            opened(gate)
+    assert gate.controller.queues.depth == 1
+    gate.reconcile()
+    held.end()
+    assert_nothing_left(gate)
+
+
+@pytest.mark.parametrize("granted", [True, False])
+async def test_decision_that_was_not_delivered_reaches_the_waiting_request(granted: bool) -> None:
+    gate = gate_of(1)
+    held, ticket = opened(gate), opened(gate)
+    task = await waiting(ticket)
+    # As when something raises between the controller's decision and its delivery.
+    now = asyncio.get_running_loop().time()
+    if granted:
+        gate.controller.release(held.id, now)
+    else:
+        gate.controller.leave(ticket.id, now)
+    gate.reconcile()
+    outcome = await asyncio.wait_for(task, HANG_S)
+    if granted:
+        assert isinstance(outcome, Lease)
+    else:
+        assert reason_of(outcome) is Reason.INTERNAL_ERROR
+
+
+async def test_end_of_a_ticket_leaves_nothing_queued_or_leased() -> None:
+    gate = gate_of(1)
+    held, ticket = opened(gate), opened(gate)
+    task = await waiting(ticket)
+    ticket.end()
+    assert gate.controller.queues.depth == 0
+    held.end(ended=False)
+    assert gate.ledger.closing() == [held.id]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_decision_without_a_waiting_request_does_not_break_a_report() -> None:
+    gate = gate_of(1)
+    held, ticket = opened(gate), opened(gate)
+    await waiting(ticket)
+    del gate.waiting[ticket.id]
+    ticket.owner = None
+    gate.leases_ended([held.id])
+    assert gate.ledger.in_use() == {ticket.id}
+    assert gate.reconcile() == [ticket.id]
+
+
+async def test_a_timer_that_is_due_at_once_needs_no_time_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As uvloop's, whose clock moves between `time` and `call_at`: a handle that is no timer."""
+    gate = gate_of(1, rules(class_rules(max_wait_s=0.05)))
+    opened(gate)
+
+    class Loop:
+        def call_at(self, _: float, callback: Any) -> asyncio.Handle:
+            return real.call_soon(callback)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    real = asyncio.get_running_loop()
+    monkeypatch.setattr(gate, "_loop", Loop())
+    outcomes = await asyncio.gather(*(admit(gate, interactive()) for _ in range(3)))
+    assert [reason_of(each) for each in outcomes] == [Reason.QUEUE_TIMEOUT] * 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,35 +77,12 @@ def test_what_waits_takes_their_slots_as_soon_as_the_engine_has_ended_them() -> 
     assert granted(core.release("i", 1.2)) == [], "one of two stays free for the next"
 
 
-@pytest.mark.parametrize("urgent", [interactive(), bulk()])
-def test_home_gives_its_only_slot_to_any_other_request(urgent: AdmissionRequest) -> None:
-    core = core_with(1)
-    fill(core, idle(), "row")
-    [queued] = queue(core, urgent, "other")
-    assert queued.position == 0
-    assert core.reclaim.cut_idle(0.0) == ["row"]
-    assert granted(core.release("row", 0.1)) == ["other"]
-
-
 def test_one_whose_client_has_seen_something_stays() -> None:
     core = core_with(1)
     core.reclaim.is_unseen = lambda _: False
     fill(core, idle(), "row")
     queue(core, interactive(), "i")
     assert core.reclaim.cut_idle(0.0) == []
-
-
-def test_none_goes_before_another_class_whenever_it_came() -> None:
-    core = core_with(1)
-    fill(core, interactive(), "i")
-    queue(core, idle(), "row")
-    queue(core, bulk(), "b")
-    queue(core, interactive(), "j")
-    order = []
-    for lease in ("i", "j", "b"):
-        order += granted(core.release(lease, 1.0))
-    assert order == ["j", "b", "row"]
-    assert core.status(1.0).of(IDLE).leased == 1
 
 
 def test_a_cut_request_goes_before_those_that_never_ran() -> None:

@@ -95,12 +95,6 @@ def test_long_prompts_are_served_where_there_is_room() -> None:
     assert served.share(20) == served.share(800) == 1
 
 
-def test_an_engine_that_reads_fast_refuses_none() -> None:
-    coming = every(0.1, 60, 20.0) + every(0.1, 8000, 20.0, 0.05)
-    served = serve(core_that_reads(1e6), coming, 1e6)
-    assert served.share(60) == served.share(8000) == 1
-
-
 @pytest.mark.parametrize("prompt", [400, 3000, 100_000])
 def test_overload_by_short_prompts_keeps_no_length_out_for_ever(prompt: int) -> None:
     """They ask for 1.2 times the engine's time; a client repeats the long one until it is in."""
@@ -130,12 +124,6 @@ def test_a_key_with_long_prompts_is_not_displaced_by_the_short_ones_of_another()
     one_key = [(at, interactive(prompt_tokens=each.prompt_tokens)) for at, each in coming]
     own = serve(core_that_reads(), coming).share(600, b"long")
     assert own >= 2 * serve(core_that_reads(), one_key).share(600)
-
-
-def test_a_change_of_the_mix_is_followed() -> None:
-    before = every(0.05, 60, 30.0)
-    served = serve(core_that_reads(), before + every(1.0, 800, 60.0, 35.0))
-    assert served.share(800) >= 0.9, "they are alone now, and the engine can read them"
 
 
 @pytest.mark.parametrize("wrong", [1 / 3, 3])
@@ -186,13 +174,6 @@ def test_prompts_that_none_could_serve_in_time_wait_for_their_turn_too() -> None
     fill(core, interactive(prompt_tokens=50_000), "c", at=50.1)
 
 
-def test_bulk_requests_and_short_prompts_are_not_affected() -> None:
-    core = crowded()
-    fill(core, interactive(prompt_tokens=200), "a")
-    fill(core, interactive(prompt_tokens=90), "b")
-    fill(core, bulk(prompt_tokens=500), "c")
-
-
 def test_neither_retries_nor_deadlines_of_a_millisecond_count_as_prompts() -> None:
     core = core_that_reads()
     fill(core, interactive(prompt_tokens=900), "a")
@@ -205,9 +186,3 @@ def test_neither_retries_nor_deadlines_of_a_millisecond_count_as_prompts() -> No
         assert reason_of(core.arrive(f"d{number}", gaming, 0.0)) is Reason.DEADLINE_MISS
     core.release("b59", 0.0)
     fill(core, interactive(prompt_tokens=600), "e")
-
-
-def test_one_slot_serves_long_prompts_in_time() -> None:
-    core = core_that_reads(slots=1)
-    served = serve(core, every(1.0, 500, 60.0))
-    assert served.share(500) == 1

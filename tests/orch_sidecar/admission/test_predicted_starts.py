@@ -1,4 +1,7 @@
-"""Predicted starts say what each constraint will say, and come true in virtual time."""
+"""Predicted starts say what each constraint will say, and come true in virtual time.
+
+What the next request waits for, in words.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from statistics import mean, median
 
 import pytest
 
+from orch_sidecar.admission import refusals
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.tools.simulate.engine import EngineShape
@@ -18,6 +22,8 @@ from tests.orch_sidecar.admission.constraints.test_conformance import LongPrompt
 from tests.orch_sidecar.admission.examples import (
     INTERACTIVE,
     class_rules,
+    core_of,
+    fill,
     interactive,
     queue,
     rules,
@@ -117,3 +123,36 @@ def test_start_of_a_request_in_line_for_a_slot_is_unknown_if_something_else_will
     assert promised == [120, None]
     shown = core.forecaster.starts(INTERACTIVE, core.blocked_by, 0.0)
     assert [start_s for _, start_s in shown] == [pytest.approx(0.12, abs=0.001), None]
+
+
+def test_taken_slots_are_counted() -> None:
+    core = core_of(2)
+    assert core.status(0.0).waited_for is None
+    fill(core, interactive(), "a", "b")
+    queue(core, interactive(), "c")
+    assert core.status(0.0).waited_for == "a slot: all 2 are in use"
+
+
+def test_slots_that_do_not_suffice_are_counted() -> None:
+    core = core_of(4)
+    fill(core, interactive(3), "a")
+    queue(core, interactive(2), "b")
+    text = core.status(0.0).waited_for
+    assert text is not None
+    assert text.startswith("more slots: 1 of 4 are free")
+
+
+def test_an_engine_that_is_away_is_named_with_its_reason() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, interactive(), "b")
+    core.engine_unavailable(refusals.RESTARTED, 0.0)
+    assert core.status(0.0).waited_for == f"the engine: {refusals.RESTARTED.message}"
+
+
+def test_every_constraint_has_words() -> None:
+    core = core_of(1)
+    for each in core.constraints.all:
+        text = core.status(0.0)._replace(blocked_by=each).waited_for
+        assert text
+        assert text == text.strip()

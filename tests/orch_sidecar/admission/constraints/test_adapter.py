@@ -201,14 +201,6 @@ def test_adapters_that_have_waited_long_still_follow_each_other_in_batches() -> 
     assert granted(core.release("c2", 6.0, 100)) == ["b4"]
 
 
-def test_bulk_and_interactive_requests_share_the_room() -> None:
-    core = engine()
-    fill(core, of("a", of_class=ServiceClass.BULK), "a")
-    queue(core, of("b"), "b")
-    fill(core, of(None, of_class=ServiceClass.BULK), "base")
-    assert granted(core.release("a", 1.0, 100)) == ["b"]
-
-
 def test_restart_of_the_engine_frees_all_adapters() -> None:
     core = engine()
     fill(core, of("a"), "a")

@@ -9,13 +9,9 @@ from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import Lease
 from tests.orch_sidecar.admission.examples import (
-    bulk,
-    core_of,
     interactive,
-    queue,
     report,
 )
-from vllm_plugin.contracts.lease_protocol import Claim
 
 SLOTS = 4
 
@@ -90,15 +86,6 @@ def test_rest_of_an_offer_is_kept_for_requests_on_their_way_where_nobody_else_wa
     assert (offers.left, offers.unused) == (0, 0)
 
 
-def test_rejections_are_counted() -> None:
-    offers = SlotOffers(Ledger())
-    for _ in range(3):
-        offers.rejected()
-    offers.begin_epoch()
-    offers.withdraw()
-    assert offers.rejections == 3
-
-
 def test_rejection_ends_when_nothing_waits_and_when_the_engine_restarts() -> None:
     offers = SlotOffers(Ledger())
     offers.rejected()
@@ -120,21 +107,3 @@ def test_engine_knows_what_waits_only_where_that_concerns_others() -> None:
     assert (offers.sidecars, offers.shared) == (1, False)
     offers.rejected()
     assert offers.shared
-
-
-# In the admission controller.
-
-
-def test_claim_is_for_the_head_of_the_queue_and_urgent_if_it_is_interactive() -> None:
-    core = core_of(SLOTS, sidecars=2, foreign=SLOTS)
-    queue(core, bulk(3), "bulk", at=1.0)
-    core.dispatch(1.0)
-    assert core.order.claim == Claim(3, urgent=False)
-    queue(core, interactive(2), "interactive", at=1.5)
-    core.dispatch(1.5)
-    assert core.order.claim == Claim(2, urgent=True)
-    assert core.leave("interactive", 2.0) == []
-    assert core.order.claim == Claim(3, urgent=False)
-    core.leave("bulk", 2.5)
-    core.dispatch(2.5)
-    assert core.order.claim is None

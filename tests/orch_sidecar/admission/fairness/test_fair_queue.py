@@ -42,19 +42,6 @@ def test_turns_are_measured_in_tokens() -> None:
     assert dispatch_all(queue) == expected
 
 
-def test_a_key_gets_turns_by_its_weight() -> None:
-    queue = queue_of(
-        *(waiting(f"a{n}", "a") for n in range(3)),
-        *(waiting(f"b{n}", "b", weight=3.0) for n in range(6)),
-    )
-    assert dispatch_all(queue) == "a0 b0 b1 b2 a1 b3 b4 b5 a2"
-
-
-def test_requests_without_a_key_share_one() -> None:
-    queue = queue_of(waiting("1", ""), waiting("2", ""), waiting("a", "a"))
-    assert dispatch_all(queue) == "1 a 2"
-
-
 def test_a_new_key_goes_before_those_that_have_been_served() -> None:
     queue = queue_of(*(waiting(f"a{n}", "a") for n in range(9)))
     for _ in range(4):
