@@ -51,25 +51,6 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_while_others_pass
     await running.idle()
 
 
-async def test_adapters_that_come_at_run_time_are_known_from_then_on(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    await with_adapters(engine, "a", "b")
-    running = await start()
-    await started(running, model="a")
-    await eventually(lambda: len(held.waiting) == 1)
-    await started(running, model="c")
-    await eventually(lambda: len(held.waiting) == 2)  # no adapter, as far as is known
-    engine.engine_state.set_models(("tiny",), ("a", "b", "c"))
-    await eventually(lambda: "c" in running.pool.watcher.adapters)
-    await started(running, model="b")
-    await eventually(lambda: running.queued == 1)
-    held.release_all()
-    await eventually(lambda: len(models(engine)) == 3)
-    held.release_all()
-    await running.idle()
-
-
 async def test_adapter_is_named_beside_the_lease_and_clients_cannot_name_one(
     engine: ScriptedEngine, start: Start
 ) -> None:

@@ -1,4 +1,7 @@
-"""Which requests get a slot or wait, and what the engine and others learn of it."""
+"""Which requests get a slot or wait, and what the engine and others learn of it.
+
+The bound of interactive sequences, from what an engine reports to what is admitted.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import pytest
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, Response
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
-from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
 from tests.integration.wire import Answer
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 async def test_never_more_at_once_than_slots_and_all_are_used(
@@ -64,36 +68,6 @@ async def test_foreign_traffic_takes_room_and_gives_it_back(
     await eventually(lambda: sidecar.ledger.foreign == 0)
 
 
-async def test_capabilities_answer_while_all_slots_are_busy(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    busy = await started(sidecar, n=4)
-    queued = [await started(sidecar) for _ in range(2)]
-    await eventually(lambda: sidecar.queued == 2)
-    await asyncio.sleep(0.05)
-    client = await sidecar.client()
-    response = await client.get("/v1/capabilities")  # before any slot comes free
-    document = response.json()
-    assert (document["api_version"], document["state"]) == ("1.4.0", "ready")
-    entry = document["engines"][0]
-    expected = {
-        "engine": "vllm", "profile": "cloud", "measurement_type": "batched_online",
-        "batching": True, "slots_total": 4, "slots_free": 0, "leased": 4, "foreign": 0,
-        "queue": {"interactive": 2, "bulk": 0, "idle": 0}, "oversubscription_violations_total": 0,
-        "state": "ready", "epoch": "epoch-1", "models": ["tiny"], "ctx_max": 2048,
-    }  # fmt: skip
-    assert {key: entry[key] for key in expected} == expected
-    assert 0 <= entry["age_ms"] < 60_000
-    assert "leases" not in entry
-    assert response.header("x-measurement-type") == "batched_online"
-    held.release_all()
-    await busy.response()
-    await eventually(lambda: len(held.waiting) == 2)
-    held.release_all()
-    for client in queued:
-        assert (await client.response()).status == 200
-
-
 def assert_try_later(response: Response, path: str, label: str, code: str) -> None:
     """A 429 with everything that tells the client when to come back."""
     assert response.status == 429
@@ -141,19 +115,48 @@ async def test_full_queue_refuses_at_once(
     assert len(engine.generating) == 7
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_queue_timeout_refuses_and_frees_the_place(
-    engine: ScriptedEngine, start: Start, held: Held, path: str
+SLOTS = 64
+
+
+@pytest.fixture
+async def large(another: Engine) -> ScriptedEngine:
+    return await another(slots=SLOTS)
+
+
+@pytest.fixture
+async def bounded(large: ScriptedEngine, start: Start) -> Running:
+    """64 slots, steps of 10 ms and one more for each sequence, and an SLO of 60 ms per token."""
+    sidecar = await start(engine_url=large.url)
+    tpot(sidecar, 60.0)
+    return sidecar
+
+
+def tpot(sidecar: Running, ms: float) -> None:
+    """Reloads the rules with another SLO."""
+    gate = sidecar.pool.gate
+    assert gate.controller.rules.interactive is not None
+    changed = gate.controller.rules.interactive.model_copy(update={"tpot_p95_ms": ms})
+    gate.reload(gate.controller.rules.model_copy(update={"interactive": changed}))
+
+
+def bound(sidecar: Running) -> int:
+    return sidecar.pool.gate.status().limits.batch(ServiceClass.INTERACTIVE)
+
+
+async def test_bound_follows_the_report_the_slo_the_traffic_and_a_restart(
+    large: ScriptedEngine, bounded: Running
 ) -> None:
-    running = await start(queue_timeout_s=0.15)
-    busy = await started(running, n=4)
-    await eventually(lambda: held.waiting)
-    client = await running.client()
-    begin = asyncio.get_running_loop().time()
-    response = await client.post(path)
-    assert asyncio.get_running_loop().time() - begin > 0.1
-    assert_try_later(response, path, "timeout", "ADMISSION_TIMEOUT")
-    assert running.queued == 0
-    held.release()
-    await busy.response()
-    assert len(engine.generating) == 1
+    assert bound(bounded) == 8, "nothing is known"
+    large.report(batch_seen=8)
+    await eventually(lambda: bound(bounded) == 16)
+    large.report(step_time=STEP_TIME, batch_seen=64)
+    await eventually(lambda: bound(bounded) == 50)
+    tpot(bounded, 30.0)
+    assert bound(bounded) == 20, "at once"
+    large.report(step_time=STEP_TIME | {"traffic": 1.5})
+    await eventually(lambda: bound(bounded) == 10)
+    large.report(step_time=STEP_TIME | {"traffic": 1.0})
+    await eventually(lambda: bound(bounded) == 20)
+    large.state_fields = {}
+    await large.restart()
+    await eventually(lambda: bound(bounded) == 8)

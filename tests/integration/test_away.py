@@ -73,23 +73,6 @@ async def test_address_that_is_about_to_leave_sends_nobody_away(names: Names, st
     await running.idle()
 
 
-async def test_another_pool_serves_those_that_wait_for_one_that_starts(
-    start: Start, engine: ScriptedEngine, another: Engine
-) -> None:
-    b = await another()
-    running = await all_ready(await start(**pools(a=engine, b=b)))
-    for each in (engine, b):
-        each.report(state="stalled")
-    await eventually(lambda: all(pool.state == "stalled" for pool in running.sidecar.pools))
-    client = await started(running)
-    await eventually(lambda: waiting(running) == 1)
-    b.report(state="ready")
-    assert (await client.response()).status == 200
-    assert (len(engine.generating), len(b.generating)) == (0, 1)
-    engine.report(state="ready")
-    await all_ready(running)
-
-
 @pytest.fixture
 async def nobody(start: Start, engine: ScriptedEngine, another: Engine) -> Running:
     """Two pools, and both stall."""

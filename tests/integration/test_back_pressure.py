@@ -154,12 +154,3 @@ async def test_client_that_does_not_read_and_leaves_ends_the_engines_request(
     await sidecar.idle()
     assert engine.present == 0
     assert not hose.ended
-
-
-async def test_slow_engine_that_takes_a_large_request_slowly_gets_all_of_it(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    body = b'{"model": "tiny", "messages": [], "x": "' + b"y" * (8 * MEGABYTE) + b'"}'
-    client = await sidecar.client()
-    assert (await client.request("POST", CHAT, body)).status == 200
-    assert engine.generating[0].body == body

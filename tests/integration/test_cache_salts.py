@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from tests.integration.held import Held, started
 from tests.integration.keyed import Header, KeyRing
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import tier
 
@@ -100,21 +99,6 @@ async def test_without_keys_every_body_reaches_the_engine_as_it_is(
         client = await sidecar.client()
         assert (await client.request("POST", CHAT, each)).status == 200
         assert engine.generating[-1].body == each
-
-
-async def test_requests_that_share_a_generation_share_its_salt(
-    keyed: Running, ring: KeyRing, engine: ScriptedEngine, held: Held
-) -> None:
-    headers = [ring.bearer("victim")]
-    one = await started(keyed, headers=headers, temperature=0)
-    other = await started(keyed, headers=headers, temperature=0, cache_salt=None)
-    theirs = await started(keyed, headers=[ring.bearer("red")], temperature=0)
-    also = await started(keyed, headers=[ring.bearer("blue")], temperature=0)
-    await eventually(lambda: len(held.waiting) == 3)
-    held.release_all()
-    for client in (one, other, theirs, also):
-        assert (await client.response()).status == 200
-    assert len({request.json()["cache_salt"] for request in engine.generating}) == 2
 
 
 async def test_of_two_tiers_the_one_that_knows_the_clients_salts(

@@ -16,25 +16,6 @@ from vllm_plugin.contracts.profile import ServiceClass
 BULK = [("X-Orch-Class", "bulk")]
 
 
-async def test_interactive_requests_go_before_bulk_ones(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    clients = [await started(sidecar, seed=0, n=4)]
-    await eventually(lambda: held.waiting)
-    for seed, headers in ((1, BULK), (2, BULK), (3, ()), (4, ())):
-        clients.append(await started(sidecar, headers=headers, seed=seed, n=4))
-        await eventually(lambda seed=seed: sidecar.queued == seed)  # type: ignore[misc]
-    entry = await sidecar.capabilities()
-    assert entry["queue"] == {"interactive": 2, "bulk": 2, "idle": 0}
-    for _ in clients:
-        await eventually(lambda: held.waiting)
-        held.release()
-    for client in clients:
-        assert (await client.response()).status == 200
-    order = [request.json()["seed"] for request in engine.generating]
-    assert order == [0, 3, 4, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("headers", "body", "priority"),
     [
@@ -131,9 +112,6 @@ async def test_predicted_start_is_reported_and_compared_with_the_real_one(
     assert metrics[f"orch_prediction_error_ratio_sum{label}"] < 3
     assert metrics['orch_step_time{parameter="t0_ms",pool="cloud"}'] == 10
     assert metrics['orch_queue_blocked_by{pool="cloud",reason="slot"}'] == 0
-
-
-# How long it may take.
 
 
 # What is learned.

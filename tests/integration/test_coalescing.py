@@ -1,4 +1,7 @@
-"""Identical requests at the same time are one decode, and each client has its own answer."""
+"""Identical requests at the same time are one decode, and each client has its own answer.
+
+Shared decodes when clients leave, stall or are refused, and when the engine fails.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,6 @@ async def test_three_identical_streams_are_one_decode(
         assert (await client.post(CHAT)).status == 200  # their connections go on
 
 
-BULK, INTERACTIVE = ("X-Orch-Class", "bulk"), ("X-Orch-Class", "interactive")
-
-
 async def test_queued_identical_requests_wait_together_for_one_slot(
     engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
@@ -70,46 +70,6 @@ async def test_queued_identical_requests_wait_together_for_one_slot(
     assert total(metrics, "orch_coalesced_total", pool="cloud") == 2
     assert total(metrics, "orch_admissions_total", outcome="admitted", pool="cloud") == 2
     assert total(metrics, "orch_requests_total", outcome="ok", route=CHAT, status=200) == 4
-
-
-async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    async with full(sidecar, script):
-        bulk = (await together(sidecar, [BULK]))[0]
-        better = await start_request(sidecar, INTERACTIVE)
-        await eventually(lambda: sidecar.queued == 2)
-        # A request that comes then has the better one, whatever its class is.
-        clients = [better, *await together(sidecar, [INTERACTIVE], [BULK])]
-        assert sidecar.queued == 2
-    for number in (2, 3):
-        (await nth_answer(script, number)).send_all("one ")
-    first, second = script.answers[1:]
-    assert first.answer.request.header("x-vllm-priority") == "0"
-    for client in clients:
-        response = await client.response()
-        assert response.body == first.body_for(response)
-    assert (response := await bulk.response()).body == second.body_for(response)
-
-
-async def test_limits_of_a_wait_are_of_one_request(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    limit = ("X-Orch-Deadline-Ms", "60000")
-    async with full(sidecar, script):
-        [first] = await together(sidecar, ())
-        limited = await start_request(sidecar, limit)
-        await eventually(lambda: sidecar.queued == 2)
-        refused = await (await start_request(sidecar, ("X-Orch-Do-Not-Queue", ""))).response()
-        assert refused.error["code"] == "ADMISSION_NO_QUEUE"
-    await nth_answer(script, 3)
-    # Once nobody waits, all may share.
-    [late] = await together(sidecar, [("X-Orch-Do-Not-Queue", ""), limit])
-    for answer in script.answers[1:]:
-        answer.send_all("one ")
-    for client in (first, limited, late):
-        assert (await client.response()).status == 200
-    assert len(script.answers) == 3
 
 
 async def test_later_client_outlasts_the_one_it_joined(
@@ -266,3 +226,27 @@ async def test_failed_and_abandoned_decodes_have_their_spans(
     assert {alone[name].attributes["orch.outcome"] for name in (CHAT, "engine.request")} == {
         "cancelled"
     }
+
+
+WORDS = ("one ", "two ", "three")
+
+
+async def test_what_a_tier_below_turns_away_waits_again_with_all_its_clients(
+    engine: ScriptedEngine, start: Start, script: AnswerScript
+) -> None:
+    below = await start()
+    tier = {"name": "below", "url": f"http://127.0.0.1:{below.port}", "profile": "cloud"}
+    running = await all_ready(await start(pools=[tier | {"tier": True}]))
+    async with full(below, script):
+        clients = await together(running, (), ())
+        await asyncio.sleep(0.1)
+        clients += await together(running, ())
+    answer = await nth_answer(script, 2)
+    answer.send_all(*WORDS)
+    for client in clients:
+        response = await client.response()
+        own = response.header("x-request-id") or ""
+        assert response.body == b"".join(answer.event(word, own) for word in WORDS) + (
+            b"data: [DONE]\n\n"
+        )
+    await eventually(lambda: len(script.answers) == 2)

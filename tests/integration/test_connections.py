@@ -36,33 +36,6 @@ async def test_http_1_0_client_gets_plain_bytes_and_the_end_of_the_connection(
     assert await client.rest() == b""
 
 
-async def test_client_reuses_its_connection_and_so_does_the_sidecar(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    client = await sidecar.client()
-    for number in range(10):
-        response = await client.post(stream=number % 2 == 0)
-        assert response.status == 200
-        assert response.header("connection") is None
-    assert len({request.connection for request in engine.generating}) == 1
-
-
-async def test_engine_that_closes_its_connection_does_not_close_the_clients(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    async def last(answer: Answer) -> None:
-        answer.json({}, 200, [("connection", "close")])
-        answer.close()
-
-    engine.answer = last
-    client = await sidecar.client()
-    for _ in range(3):
-        response = await client.post()
-        assert response.status == 200
-        assert response.header("connection") is None
-    assert len({request.connection for request in engine.generating}) == 3
-
-
 async def test_pipelined_requests_are_answered_in_order(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:

@@ -1,10 +1,14 @@
-"""Clients that leave, queued or served: their slots come back, and nothing of them stays."""
+"""Clients that leave, queued or served: their slots come back, and nothing of them stays.
+
+Waits that end at once, and faults of the sidecar's own, cost no slot.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -14,8 +18,9 @@ from orch_sidecar.wire.client_request import ClientRequest
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, Client, body_of
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually, total
-from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.impatient import faults, short_waits, short_work
+from tests.integration.running import Running, Start, eventually, pools, total
+from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.scripts import endless
 from tests.integration.wire import Answer
 
@@ -24,26 +29,6 @@ async def leave(client: Client, *, reset: bool) -> None:
     if reset:
         client.reset()
     await client.close()
-
-
-async def test_client_that_leaves_the_queue_frees_its_place_and_asks_nothing_of_the_engine(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    busy = await started(sidecar, n=4)
-    await eventually(lambda: held.waiting)
-    gone = await started(sidecar, seed=1, n=4)
-    await eventually(lambda: sidecar.queued == 1)
-    stays = await started(sidecar, seed=2)
-    await eventually(lambda: sidecar.queued == 2)
-    await gone.close()
-    await eventually(lambda: sidecar.queued == 1)
-    held.release()
-    await busy.response()
-    await eventually(lambda: held.waiting)
-    held.release()
-    assert (await stays.response()).json() == {"seed": 2}
-    assert [request.json().get("seed") for request in engine.generating] == [None, 2]
-    assert engine.revoked == []
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -132,3 +117,63 @@ async def test_nothing_of_a_request_is_left_to_the_garbage_collector(
         await eventually(lambda: not any(isinstance(each, both) for each in gc.get_objects()))
     finally:
         gc.enable()
+
+
+SECONDS = 0.8
+ENOUGH = 20  # faults
+POOLS = [("cloud", 8), ("home", 1)]
+
+
+async def front_of(
+    profile: str, slots: int, another: Engine, start: Start
+) -> tuple[Running, ScriptedEngine]:
+    """A sidecar in front of an engine with a single pool."""
+    engine = await another(slots=slots, profile=profile)
+    engine.answer = short_work
+    return await start(engine_url=engine.url, profile=profile), engine
+
+
+@pytest.mark.parametrize(("profile", "slots"), POOLS)
+async def test_clients_that_wait_for_milliseconds_leak_no_slot(
+    profile: str, slots: int, another: Engine, start: Start
+) -> None:
+    running, engine = await front_of(profile, slots, another, start)
+    statuses = await short_waits(running.port, 48, SECONDS)
+    assert statuses[200]
+    assert set(statuses) <= {200, 429}
+    await running.idle()
+    assert engine.present == 0
+    assert running.pool.gate.orphans == 0
+
+
+@pytest.mark.parametrize(("profile", "slots"), POOLS)
+async def test_faults_between_core_gate_and_follower_leak_no_slot(
+    profile: str, slots: int, another: Engine, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    running, engine = await front_of(profile, slots, another, start)
+    with caplog.at_level(logging.CRITICAL), faults(running, 0.02, seed=slots) as raised:
+        statuses = await short_waits(running.port, 24, SECONDS)
+        while raised.total() < ENOUGH or not statuses[200]:  # on a slow machine it takes longer
+            statuses += await short_waits(running.port, 24, SECONDS)
+    await running.ready()
+    await running.idle()
+    gate = running.pool.gate
+    await eventually(lambda: not (gate.tickets or gate.waiting))
+    assert engine.present == 0
+    healthy = await short_waits(running.port, 4, 0.2)
+    assert set(healthy) <= {200, 429}
+    assert healthy[200]
+
+
+async def test_a_fault_at_one_pool_leaks_no_slot_at_another(
+    another: Engine, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = await another(), await another()
+    a.answer = b.answer = short_work
+    running = await start(**pools(a=a, b=b))
+    with caplog.at_level(logging.CRITICAL), faults(running, 0.02, seed=1):
+        await short_waits(running.port, 24, SECONDS)
+    await running.ready()
+    await running.idle()
+    assert a.present == b.present == 0
+    assert not running.sidecar.failed

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from orch_sidecar.pools.engine_watcher import EVENT_BYTES
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
@@ -69,22 +67,6 @@ async def test_event_that_cannot_be_true_makes_stale_with_the_reason_and_nothing
     for engine in engines.values():
         engine.faults.stream, engine.faults.stream_status = None, 200
     await all_ready(running)
-
-
-async def test_what_does_not_matter_to_admission_is_not_brought_before_it(
-    engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reports: list[object] = []
-    monkeypatch.setattr(sidecar.pool.gate, "engine_reports", reports.append)
-    for number in range(3):
-        engine.report(
-            requests_total=number, steps_total=number, prefill={"tokens": number, "seconds": 0.1}
-        )
-        await eventually(lambda n=number: sidecar.pool.watcher.document["steps_total"] == n)  # type: ignore[index,misc]
-    assert reports == []
-    engine.report(prefill_tokens_per_s=100.0)
-    await eventually(lambda: reports)
-    assert len(reports) == 1
 
 
 async def test_busy_engine_is_seen_by_its_heartbeats(

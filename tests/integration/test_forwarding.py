@@ -65,17 +65,6 @@ async def test_header_values_that_are_not_latin_1_do_no_harm(
     assert sidecar.ledger.leased == 0
 
 
-async def test_upgrade_offer_is_ignored_and_the_request_served(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    """Java's HttpClient offers h2c with its first request; the connection ends with the answer."""
-    offer = [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "A")]
-    response = await (await sidecar.client()).post(CHAT, offer)
-    assert (response.status, response.header("connection")) == (200, "close")
-    names = {name for name, _ in engine.generating[0].fields}
-    assert not names & {"upgrade", "http2-settings", "connection"}
-
-
 async def test_query_strings_end_here(engine: ScriptedEngine, sidecar: Running) -> None:
     client = await sidecar.client()
     response = await client.request("POST", f"{CHAT}?a=1&b=/../x", body_of(CHAT))

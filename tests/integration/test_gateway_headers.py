@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.client import CHAT
-from tests.integration.held import Held, started
+from tests.integration.held import Held
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
-from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
+from tests.integration.scripted_engine import ScriptedEngine
 
 FAIRNESS = "x-gateway-inference-fairness-id"
 
@@ -84,21 +83,3 @@ def ring(tmp_path: Path) -> KeyRing:
         ring.add(name)
     ring.add("gateway", gateway=True)
     return ring
-
-
-@pytest.mark.parametrize("name", ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"])
-async def test_tokens_that_would_come_too_slowly_are_a_429_that_states_why(
-    engine: ScriptedEngine, sidecar: Running, held: Held, name: str
-) -> None:
-    """A step takes 10 ms, and one more for each sequence."""
-    engine.report(step_time=STEP_TIME)
-    running = await started(sidecar, seed=0, n=3)
-    await eventually(lambda: held.waiting)
-    client = await sidecar.client()
-    response = await client.post(CHAT, [(name, "13.5")], seed=1)
-    assert (response.status, response.error["code"]) == (429, "ADMISSION_DEADLINE")
-    assert "14 ms" in response.error["message"]
-    accepted = await started(sidecar, headers=[(name, "14")], seed=2)
-    await eventually(lambda: len(held.waiting) == 2)
-    held.release_all()
-    assert (await running.response()).status == (await accepted.response()).status == 200

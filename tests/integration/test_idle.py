@@ -94,24 +94,6 @@ async def test_a_long_stream_is_not_kept_in_the_memory(
     assert (await urgent.response()).status == 200
 
 
-async def test_its_client_can_leave_while_it_is_cut(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    engine.faults.holds_aborted = asyncio.Event()
-    rows = [await started(sidecar, headers=IDLE, seed=n) for n in range(4)]
-    await eventually(lambda: len(held.waiting) == 4)
-    urgent = await started(sidecar, seed=9)
-    await eventually(lambda: sidecar.queued >= 2)
-    for client in rows:
-        await client.close()
-    await eventually(lambda: sidecar.queued == 1)
-    engine.faults.holds_aborted.set()
-    await eventually(lambda: held.waiting)
-    held.release_all()
-    assert (await urgent.response()).json() == {"seed": 9}
-    await sidecar.idle()
-
-
 async def test_rows_of_one_sidecar_make_room_for_requests_of_another_at_the_same_engine(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from orch_sidecar.api.endpoints import ENDPOINTS, STREAM, WITHOUT_KEY
 from orch_sidecar.auth.keys import new_key
-from orch_sidecar.control import stream_readers
 from tests.integration.cancelling import new_id
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.otlp import Collect
@@ -75,22 +74,6 @@ async def test_all_is_guarded_but_probes_and_metrics(keyed: Running, ring: KeyRi
     assert total(metrics, "orch_requests_total", **refused) == 1
 
 
-async def test_operators_need_no_key(keyed: Running) -> None:
-    client = await Client.connect(keyed.sidecar.admin_port)
-    assert (await client.request("POST", "/v1/pools/cloud/drain")).status == 200
-    assert (await client.request("POST", "/v1/pools/cloud/resume")).status == 200
-    await client.close()
-
-
-async def test_body_of_a_stranger_is_not_read(keyed: Running) -> None:
-    client = await keyed.client()
-    client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n")
-    client.send(b"Expect: 100-continue\r\n\r\n")
-    response = await client.response()
-    assert (response.status, response.informational) == (401, [])
-    assert response.header("connection") == "close"
-
-
 async def test_key_is_in_no_log_no_span_and_no_metric(
     start: Start, ring: KeyRing, collect: Collect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,19 +119,3 @@ async def test_sidecar_above_has_a_key_for_all_that_it_asks(
     await eventually(lambda: refused.sidecar.state == "unusable")
     response = await (await refused.client()).post()
     assert (response.status, response.error["code"]) == (503, "engine_refuses_key")
-
-
-async def test_key_that_reads_the_state_too_often_locks_out_no_sidecar_above(
-    start: Start, keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_readers, "MAX_READERS", 8)
-    for _ in range(8):
-        crowd = await keyed.client()
-        crowd.send_request("GET", STREAM, headers=[ring.bearer("alice")])
-        await crowd.seen(b"event: state")
-    client = await keyed.client()
-    refused = await client.get(STREAM, [ring.bearer("alice")])
-    assert (refused.status, refused.error["code"]) == (429, "READER_LIMIT")
-    assert refused.header("retry-after") == "1"
-    parent_leases = await start(pools=[tier(keyed, api_key=ring.keys["bob"])])
-    assert (await (await parent_leases.client()).post()).status == 200

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.integration.client import MESSAGES, Response
-from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
 from tests.integration.wire import Answer
@@ -95,45 +93,6 @@ async def test_bodies_that_need_no_slot_count_against_the_budgets(
     free = await client.request("POST", path, body, [ring.bearer("free")])
     assert free.header("x-ratelimit-limit-requests") is None
     assert (await client.get("/v1/models", frugal)).status == 200
-
-
-async def test_tokens_are_settled_by_what_the_answer_took(
-    keyed: Running, ring: KeyRing, engine: ScriptedEngine
-) -> None:
-    """Reserved are a prompt by the size of the body, and 5 tokens of output; one comes back in each
-    second."""
-    client, loop = await keyed.client(), asyncio.get_running_loop()
-    began_s = loop.time()
-    poor = [ring.bearer("poor")]
-    first = await client.post(headers=poor, max_tokens=5)
-    assert first.status == 200
-    usage = first.json()["usage"]
-    took = usage["prompt_tokens"] + usage["completion_tokens"]
-    second = await client.post(headers=poor, max_tokens=5)
-    reserved = 60 - left(first, "tokens")
-    more = left(second, "tokens") - (60 - took - reserved)
-    assert -2 <= more <= 2 + loop.time() - began_s
-
-
-async def test_request_that_gets_no_slot_takes_nothing_of_a_budget(
-    keyed: Running, ring: KeyRing, held: Held
-) -> None:
-    frugal = [ring.bearer("frugal")]
-    busy = [await started(keyed, headers=[ring.bearer("free")], seed=n) for n in range(4)]
-    await eventually(lambda: len(held.waiting) == 4)
-    client = await keyed.client()
-    for _ in range(5):
-        refused = await client.post(headers=[*frugal, ("X-Orch-Do-Not-Queue", "true")])
-        assert (refused.status, refused.error["code"]) == (429, "ADMISSION_NO_QUEUE")
-        assert left(refused, "requests") == 2
-    held.release_all()
-    for each in busy:
-        assert (await each.response()).status == 200
-    last = await started(keyed, headers=frugal, seed=9)
-    await eventually(lambda: held.waiting)
-    held.release_all()
-    response = await last.response()
-    assert (response.status, left(response, "requests")) == (200, 2)
 
 
 async def test_request_that_no_engine_gets_takes_nothing_of_a_budget(

@@ -12,7 +12,6 @@ from tests.integration.client import CHAT, Response
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
-from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import breaks_off, resets
 
@@ -103,35 +102,3 @@ async def test_however_a_request_ends_its_sequences_are_given_back_once(
     assert_too_many(await client.post(headers=two))
     held.release_all()
     assert (await again.response()).status == 200
-
-
-async def test_requests_that_share_a_decode_count_each_and_go_on_when_one_leaves(
-    keyed: Running, ring: KeyRing, engine: ScriptedEngine
-) -> None:
-    script = AnswerScript()
-    engine.answer = script
-    two = ring.bearer("two")
-    first = await start_request(keyed, two)
-    await nth_answer(script)
-    second = await start_request(keyed, two)
-    await eventually(lambda: sharing(keyed) == 2)
-    client = await keyed.client()
-    assert_too_many(await client.post(headers=[two], temperature=0, stream=True))
-    await first.close()
-    await eventually(lambda: in_use(keyed, "two") == 1)
-    third = await start_request(keyed, two)
-    await eventually(lambda: sharing(keyed) == 2)
-    script.answers[0].send_all("one")
-    for each in (second, third):
-        assert b"one" in (await each.response()).body
-    await eventually(lambda: in_use(keyed, "two") == 0)
-    assert len(engine.generating) == 1
-
-
-async def test_capabilities_show_the_limits_of_the_requesting_key(
-    keyed: Running, ring: KeyRing
-) -> None:
-    client = await keyed.client()
-    for name, limit in (("free", None), ("two", 2)):
-        [entry] = (await client.get("/v1/capabilities", [ring.bearer(name)])).json()["engines"]
-        assert entry["rate_limits"]["key_concurrency"] == limit

@@ -135,20 +135,6 @@ async def test_file_that_changes_is_read_by_itself(
 
 
 @pytest.mark.usefixtures("soon")
-async def test_file_that_comes_later_closes_a_sidecar_that_was_open(
-    start: Start, ring: KeyRing, engine: ScriptedEngine
-) -> None:
-    running = await start(api_keys_file=ring.path, api_keys_required=False)
-    assert await status(running, STRANGER) == 200
-    ring.add("alice")
-    await becomes(running, STRANGER, 401)
-    assert await status(running, ring.bearer("alice")) == 200
-    client = await running.client()
-    assert (await client.post(headers=[ring.bearer("alice")])).status == 200
-    assert engine.generating[-1].header("authorization") is None
-
-
-@pytest.mark.usefixtures("soon")
 async def test_file_system_that_hangs_blocks_neither_requests_nor_revocation_nor_the_end(
     keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.client import CHAT
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
 from tests.integration.wire import Answer
@@ -79,25 +79,6 @@ async def test_no_log_line_has_a_whole_lease(
     await eventually(lambda: not sidecar.ledger.leased)
 
 
-async def test_engine_restart_frees_all_leases_of_the_old_one(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    clients = [await started(sidecar) for _ in range(4)]
-    await eventually(lambda: len(held.waiting) == 4)
-    waiting = await started(sidecar, n=4)
-    await eventually(lambda: sidecar.queued == 1)
-    old = engine.engine_state.facts.epoch
-    await engine.restart()
-    for client in clients:
-        assert (await client.response()).status == 502
-    await eventually(lambda: held.waiting)
-    assert sidecar.ledger.leased == 4
-    assert sidecar.ledger.epoch != old
-    held.release()
-    assert (await waiting.response()).status == 200
-    await sidecar.idle()
-
-
 async def test_leases_abandoned_while_the_stream_was_broken_are_asked_for_when_it_is_back(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
@@ -114,22 +95,6 @@ async def test_leases_abandoned_while_the_stream_was_broken_are_asked_for_when_i
     engine.faults.stream_status = 200
     await eventually(lambda: not sidecar.ledger.leased)
     assert len(engine.revoked) == 1
-
-
-async def test_restarted_sidecar_finds_its_predecessors_requests_and_keeps_out_of_their_slots(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    first = await start()
-    clients = [await started(first) for _ in range(3)]
-    await eventually(lambda: len(held.waiting) == 3)
-    second = await start()
-    assert second.ledger.foreign == 3
-    document = await second.capabilities()
-    assert document["slots_free"] == 1
-    held.release_all()
-    for client in clients:
-        assert (await client.response()).status == 200
-    await eventually(lambda: second.ledger.foreign == 0)
 
 
 async def test_slots_of_a_request_that_the_engine_answers_4xx_go_to_those_that_wait(

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from tests.integration.client import AT_ONCE, CHAT, MESSAGES
-from tests.integration.held import Held, started
 from tests.integration.readiness import assert_unavailable, readiness, state_is
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -77,28 +76,6 @@ async def test_stream_that_is_no_http_is_reported_without_the_key_of_the_request
             assert engine.api_key not in text
             assert running.pool.gate.instance not in text
     await running.ready()
-
-
-async def test_engine_down_refuses_new_ones_and_serves_queued_ones_when_it_is_back(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    busy = await started(sidecar, n=4)
-    await eventually(lambda: held.waiting)
-    queued = [await started(sidecar, seed=seed) for seed in (1, 2)]
-    await eventually(lambda: sidecar.queued == 2)
-    await engine.stop()
-    held.waiting.clear()
-    assert (await busy.response()).status == 502
-    await state_is(sidecar, "down")
-    assert (await readiness(sidecar)).status == 503
-    assert_unavailable(await (await sidecar.client()).post(), "engine_down")
-    assert (await sidecar.capabilities())["slots_free"] == 0
-    assert sidecar.queued == 2
-    await engine.start()
-    await eventually(lambda: len(held.waiting) == 2)
-    held.release_all()
-    for client, seed in zip(queued, (1, 2), strict=True):
-        assert (await client.response()).json() == {"seed": seed}
 
 
 async def test_broken_state_stream_is_stale_at_once(

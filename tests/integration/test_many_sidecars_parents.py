@@ -18,12 +18,11 @@ from tests.integration.backlogs import (
     instance,
 )
 from tests.integration.client import Client
-from tests.integration.held import Held, started
+from tests.integration.held import started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import above, tier
 from tests.integration.wire import Answer
-from vllm_plugin.contracts.lease_protocol import Claim
 
 
 @pytest.fixture
@@ -97,24 +96,6 @@ async def test_parent_of_two_children_beside_a_direct_sidecar(
     assert set(recording.answered.values()) == {1}
     assert 0.5 < share(recording, *children) < 0.8
     await calm(engine, direct, *children, parent)
-
-
-async def test_claim_of_a_parent_ends_when_it_has_nothing_queued_any_longer(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    direct, child, parent = await family(start)
-    busy = await started(direct, seed=0, n=4)
-    await eventually(lambda: len(held.waiting) == 1)
-    late = await started(parent, seed=1, n=2)
-    await eventually(lambda: claim(engine, child) == Claim(2, urgent=True))
-    await late.close()
-    await eventually(lambda: claim(engine, child) is None)
-    late = await started(parent, seed=2)
-    await eventually(lambda: claim(engine, child) == Claim(1, urgent=True))
-    await parent.stop()
-    await eventually(lambda: claim(engine, child) is None)
-    held.release()
-    assert (await busy.response()).status == 200
 
 
 @pytest.mark.parametrize(

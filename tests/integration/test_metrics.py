@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from pathlib import Path
 
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from orch_sidecar.api.endpoints import ENDPOINTS
-from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.record import Outcome
 from tests.documents import ROOT, quoted, rows, section
 from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started
@@ -148,31 +144,6 @@ async def test_requests_are_counted_by_pool_route_outcome_and_status(
     }
 
 
-async def test_labels_come_from_closed_sets_whatever_clients_send(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    client = await sidecar.client()
-    for number in range(20):
-        fields = [("X-Request-Id", f"id-{number}"), ("X-Correlation-Id", f"c-{number}")]
-        await client.post(CHAT, fields, model=f"model-{number}")
-        await client.get(f"/path-{number}")
-    metrics = await sidecar.metrics()
-    routes = {*ENDPOINTS, "(none)"}
-    outcomes = {member.value for member in (*Outcome, *Reason)}
-    for _, route, outcome, status in requests(metrics):
-        assert route in routes
-        assert outcome in outcomes
-        assert re.fullmatch("0|[1-5][0-9]{2}", status)
-    assert len(requests(metrics)) == 2
-    names = {label for name in metrics for label in re.findall(r'(\w+)="', name)}
-    assert names <= {
-        "route", "outcome", "status", "state", "measurement_type", "le", "pool", "class",
-        "reason", "parameter", "profile", "tokens", "ordered_by", "gen_ai_operation_name",
-        "gen_ai_provider_name", "prefix", "slo", "block_size", "num_gpu_blocks", "max_lora",
-        "running_lora_adapters", "waiting_lora_adapters",
-    }  # fmt: skip
-
-
 async def test_gauges_are_those_of_the_moment(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
@@ -213,32 +184,6 @@ async def test_gauges_are_those_of_the_moment(
     )
 
 
-async def test_waits_and_first_bytes_are_those_of_admitted_requests(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    label = '{class="interactive",measurement_type="batched_online",pool="cloud"}'
-    begin_s = time.monotonic()
-    busy = await started(sidecar, n=4)
-    await eventually(lambda: held.waiting)
-    waiting = await started(sidecar)
-    await eventually(lambda: sidecar.queued == 1)
-    await asyncio.sleep(0.15)
-    held.release()
-    await busy.response()
-    await eventually(lambda: held.waiting)
-    held.release()
-    await waiting.response()
-    await (await sidecar.client()).post(CHAT, n=0)
-    await (await sidecar.client()).get("/v1/models")
-    metrics = await sidecar.metrics()
-    assert metrics[f"orch_admission_wait_seconds_count{label}"] == 2
-    assert 0.1 < metrics[f"orch_admission_wait_seconds_sum{label}"] < time.monotonic() - begin_s
-    assert metrics[f"orch_time_to_first_byte_seconds_count{label}"] == 2
-    assert metrics[f"orch_time_to_first_byte_seconds_sum{label}"] > 0.2
-    bucket = label.replace("measurement_type", 'le="0.1",measurement_type')
-    assert metrics[f"orch_admission_wait_seconds_bucket{bucket}"] == 1
-
-
 async def test_decode_steps_are_those_that_the_engine_counted(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
@@ -259,19 +204,6 @@ async def test_decode_steps_are_those_that_the_engine_counted(
     assert abs(metrics[f"orch_decode_seconds_total{{{pool}}}"] - 0.7) < 1e-9
     assert metrics[f"orch_batching_batches_total{{{pool}}}"] == 16
     assert metrics[f"orch_engine_generated_tokens_total{{{pool}}}"] == 5040
-
-
-async def test_engine_that_never_reported_has_no_metrics(start: Start) -> None:
-    running = await start(engine_url="http://127.0.0.1:1", wait=False)
-    metrics = await running.metrics()
-    names = {name.partition("{")[0] for name in metrics}
-    assert "orch_slots_total" in names
-    assert not names & {
-        "orch_engine_state_age_seconds",
-        "orch_decode_batch_size_count",
-        "orch_decode_seconds_total",
-        "orch_engine_prompt_tokens_total",
-    }
 
 
 def first_cells(page: str, heading: str, after: str = "") -> list[str]:

@@ -126,55 +126,6 @@ async def test_client_that_leaves_ends_all_parts(
 # Admission
 
 
-async def test_first_part_is_refused_where_the_queue_is_full_and_later_ones_take_no_place(
-    engine: ScriptedEngine, start: Start
-) -> None:
-    echo = holding(engine)
-    sidecar = await start(queue_capacity=1)
-    clients = [await sidecar.client() for _ in range(3)]
-    clients[0].start(COMPLETIONS, prompt=[*"abcdefg"], stream=False)
-    await eventually(lambda: len(echo.waiting) == 4 and sidecar.queued == 3)
-    clients[1].start(COMPLETIONS, prompt=[*"hijk"], stream=False)  # takes the only place
-    await eventually(lambda: sidecar.queued == 7)
-    refused = await clients[2].post(COMPLETIONS, prompt=[*"lm"])
-    assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
-    echo.release_all()
-    for client in clients[:2]:
-        assert (await client.response()).status == 200
-
-
-async def test_others_get_slots_between_parts(engine: ScriptedEngine, start: Start) -> None:
-    echo = holding(engine)
-    sidecar = await start()
-    large, small = await sidecar.client(), await sidecar.client()
-    large.start(COMPLETIONS, [("X-Orch-Class", "bulk")], prompt=[*"abcdefghij"], stream=False)
-    await eventually(lambda: len(echo.waiting) == 4)
-    small.start(COMPLETIONS, stream=False, prompt="small")
-    await eventually(lambda: sidecar.queued == 7)
-    echo.release()
-    await eventually(lambda: len(engine.generating) == 5)
-    assert engine.generating[-1].json()["prompt"] == "small"
-    echo.release_all()
-    assert (await small.response()).json()["choices"][0]["text"] == "small 0"
-    assert len((await large.response()).json()["choices"]) == 10
-
-
-async def test_later_request_of_the_same_key_passes_no_part(
-    home: ScriptedEngine, at_home: Running
-) -> None:
-    echo = holding(home)
-    first, second = await at_home.client(), await at_home.client()
-    first.start(COMPLETIONS, prompt=[*"abc"], stream=False)
-    await eventually(lambda: at_home.queued == 2)
-    second.start(COMPLETIONS, prompt="later", stream=False)
-    await eventually(lambda: at_home.queued == 3)
-    echo.release_all()
-    assert (await first.response()).status == (await second.response()).status == 200
-    prompts = [request.json()["prompt"] for request in home.generating]
-    assert prompts == [["a"], ["b"], ["c"], "later"]
-    assert home.peak == 1
-
-
 async def test_parts_go_to_pools_of_one_measurement_type(
     engine: ScriptedEngine, home: ScriptedEngine, start: Start
 ) -> None:

@@ -94,21 +94,6 @@ async def test_all_pools_away_is_a_503_that_names_them(
     assert ready.json()["state"] == "down"
 
 
-async def test_pool_that_is_away_is_reported_and_the_other_serves(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    await engine.stop()
-    await eventually(lambda: pair.pool.watcher.state == "down")
-    client = await pair.client()
-    ready = await client.get("/readyz")
-    assert (ready.status, ready.json()["pools"]) == (200, {"a": "down", "b": "ready"})
-    assert ready.json()["last_error"].startswith("a: ")
-    assert (await client.post()).status == 200
-    document = (await client.get("/v1/capabilities")).json()
-    states = {entry["pool"]: entry["state"] for entry in document["engines"]}
-    assert states == {"a": "down", "b": "ready"}
-
-
 # Prefixes.
 
 

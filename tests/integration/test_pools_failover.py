@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, all_ready, eventually, pools, total
+from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
 from tests.integration.scripts import closes, resets
 from tests.integration.tiers import tier
@@ -101,23 +101,6 @@ async def test_lost_engine_below_is_not_tried_again_from_above(
     assert sent_to([engine, b]) == 1
     for running in (parent_leases, *lowers):
         await running.idle()
-
-
-async def test_client_that_leaves_during_the_second_attempt_leaks_nothing(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    held = Held()
-    engine.scripts.append(closes)
-    b.answer = held
-    client = await started(pair)
-    await eventually(lambda: held.waiting)
-    await client.close()
-    await pair.idle()
-    for pool in pair.sidecar.pools:
-        assert pool.gate.status().leases == 0
-    metrics = await pair.metrics()
-    label = {"outcome": "cancelled", "route": "/v1/chat/completions", "status": 0}
-    assert total(metrics, "orch_requests_total", **label) == 1
 
 
 async def test_queue_of_a_pool_that_dies_moves_to_another(

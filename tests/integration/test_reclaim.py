@@ -111,20 +111,6 @@ def confirm(engine: ScriptedEngine) -> None:
     engine.faults.holds_aborted.set()
 
 
-async def test_a_restart_of_the_engine_ends_the_wait_for_its_confirmation(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    clients, urgent = await reclaimed(engine, sidecar, held)
-    await engine.stop()
-    held.waiting.clear()
-    await engine.start()
-    answers = await served(held, *clients, urgent)
-    assert answers[4].json() == {"seed": 9}
-    assert answers[3].json() == {"seed": 3}, "it was queued when its engine ended"
-    assert [answer.status for answer in answers[:3]] == [502] * 3
-    await sidecar.idle()
-
-
 @pytest.mark.parametrize("reports_end", [True, False])
 async def test_an_engine_that_confirms_late_loses_no_slot(
     engine: ScriptedEngine, quick: None, start: Start, held: Held, reports_end: bool

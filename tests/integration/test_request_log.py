@@ -67,13 +67,6 @@ async def test_lines_that_are_left_are_written_at_the_end(start: Start, tmp_path
     assert [each["status"] for each in logged(path)] == [200] * 5
 
 
-async def test_without_the_setting_nothing_is_logged(start: Start) -> None:
-    sidecar = await start()
-    assert sidecar.sidecar.request_log is None
-    assert sidecar.sidecar.metrics._collector.log is None
-    assert "orch_request_log_dropped_total" not in await sidecar.metrics()
-
-
 async def test_log_that_cannot_be_opened_prevents_the_start(start: Start, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="ORCH_REQUEST_LOG"):
         await start(request_log=str(tmp_path / "nowhere" / "requests.jsonl"))

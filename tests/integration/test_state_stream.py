@@ -141,23 +141,3 @@ async def test_change_on_a_new_stream_needs_a_whole_state_before_it(
         assert sidecar.sidecar.state == "stale"
         assert "before the first state" in sidecar.pool.watcher.message
     await sidecar.ready()
-
-
-@pytest.mark.parametrize("state", ["paused", "asleep", "reconfiguring"])
-async def test_engine_that_is_paused_takes_nothing_until_it_is_resumed(
-    engine: ScriptedEngine, sidecar: Running, state: str
-) -> None:
-    engine.report(state=state, message="by POST /pause")
-    shown = state if state != "reconfiguring" else "paused"
-    await state_is(sidecar, shown)
-    refused = await (await sidecar.client()).post()
-    assert_unavailable(refused, "engine_paused")
-    assert f"reports that it is {state}: by POST /pause" in refused.error["message"]
-    entry = await sidecar.capabilities()
-    assert (entry["state"], entry["slots_free"]) == (shown, 0)
-    health = (await (await sidecar.client()).get("/v1/pools/cloud/health")).json()
-    assert (health["live"], health["ready"]) == (True, False)
-    assert engine.generating == []
-    engine.report(state="ready", message="")
-    await sidecar.ready()
-    assert (await (await sidecar.client()).post()).status == 200

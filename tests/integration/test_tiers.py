@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.client import CHAT, MESSAGES
-from tests.integration.held import Held, started
+from tests.integration.held import started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
@@ -91,24 +91,6 @@ async def test_request_that_is_turned_away_goes_back_and_is_served(
     assert len(set(leases)) == 3  # a lease is used once
     await parent_leases.idle()
     assert parent_leases.ledger.lease_count == 0
-
-
-async def test_request_that_is_turned_away_keeps_its_place(
-    parent_leases: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    busy = await started(parent_leases, seed=0, n=3)
-    await eventually(lambda: held.waiting)
-    engine.scripts.append(turn_away(headers=[("retry-after-ms", "100")]))
-    first = await started(parent_leases, seed=1)
-    await eventually(lambda: parent_leases.queued == 1)
-    second = await started(parent_leases, seed=2)
-    await eventually(lambda: len(held.waiting) == 2)
-    held.release_all()
-    assert (await busy.response()).status == (await first.response()).status == 200
-    await eventually(lambda: held.waiting)
-    held.release_all()
-    assert (await second.response()).status == 200
-    assert [request.json()["seed"] for request in engine.generating] == [0, 1, 1, 2]
 
 
 async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(

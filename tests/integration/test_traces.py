@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import socket
 
 import pytest
 
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from tests.integration.held import Held
 from tests.integration.otlp import (
     CLIENT,
     ERROR,
@@ -21,10 +19,9 @@ from tests.integration.otlp import (
     Collect,
     Collector,
 )
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Running, Start, all_ready, pools
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.scripts import breaks_off_within_an_event, closes
-from tests.integration.wire import Answer
+from tests.integration.scripts import closes
 from tests.patience import HANG_S
 
 
@@ -68,46 +65,6 @@ async def test_one_request_is_one_tree_from_the_client_to_the_engine(
     assert lease.startswith(upstream.attributes["orch.lease"])
     assert len(upstream.attributes["orch.lease"]) < len(lease) - 20  # not all of the secret
     assert response.header("x-request-id") == "mine"
-
-
-async def test_cancelled_and_failed_requests_have_spans(
-    engine: ScriptedEngine, collect: Collect, start: Start
-) -> None:
-    running = await start()
-    held = Held()
-
-    async def refuse(answer: Answer) -> None:
-        answer.json({"error": {}}, 400)
-
-    engine.scripts += [held, closes, breaks_off_within_an_event, refuse]
-    traces = [f"{number:032x}" for number in range(1, 5)]
-    for number, trace in enumerate(traces):
-        client = await running.client()
-        client.start(CHAT, [("traceparent", f"00-{trace}-{PARENT_ID}-01")])
-        if number == 0:
-            await eventually(lambda: held.waiting)
-            await client.close()
-            await running.idle()
-        elif number == 2:
-            await client.aborted()
-        else:
-            await client.response()
-    collector = await collect(running)
-    cancelled, dead, broken, refused = (collector.of_trace(trace) for trace in traces)
-    for spans, outcome, failed in (
-        (cancelled, "cancelled", False),
-        (dead, "engine_failed", True),
-        (broken, "engine_failed", True),
-        (refused, "client_error", False),
-    ):
-        assert set(spans) == {CHAT, "admission.wait", "engine.request"}
-        for name in (CHAT, "engine.request"):
-            assert spans[name].attributes["orch.outcome"] == outcome
-            assert (spans[name].status == ERROR) is failed
-    assert dead[CHAT].attributes["http.response.status_code"] == 502
-    assert broken[CHAT].attributes["http.response.status_code"] == 200
-    assert cancelled[CHAT].attributes["error.type"] == "cancelled"
-    assert refused[CHAT].attributes["error.type"] == "client_error"
 
 
 async def test_no_prompt_and_no_key_is_in_any_span(
@@ -182,17 +139,6 @@ async def test_without_a_collector_the_clients_context_passes_as_it_is(
     for name, value in fields:
         assert engine.generating[0].header(name) == value
         assert engine.generating[1].header(name) is None
-
-
-async def test_sampling_is_the_clients_decision(
-    engine: ScriptedEngine, collect: Collect, start: Start
-) -> None:
-    running = await start()
-    await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT[:-2] + "00")])
-    assert re.fullmatch(
-        f"00-{TRACE_ID}-[0-9a-f]{{16}}-00", engine.generating[0].header("traceparent") or ""
-    )
-    assert (await collect(running)).spans == []
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

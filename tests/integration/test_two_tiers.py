@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from dataclasses import asdict
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import AT_ONCE, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client
 from tests.integration.held import Held, started
@@ -16,7 +13,6 @@ from tests.integration.running import Running, Start, all_ready, eventually, poo
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import Streaming, above, empty, tier
 from tests.integration.wire import Answer
-from tests.patience import HANG_S
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
@@ -54,54 +50,6 @@ async def test_upper_sees_the_slots_of_the_engine_and_what_others_hold_of_them(
         assert (await client.response()).status == 200
     await eventually(lambda: parent_leases.ledger.foreign == 0)
     await empty(parent_leases, lower)
-
-
-async def test_conditions_and_counters_of_the_engine_are_seen_through_both(
-    parent_leases: Running, lower: Running, engine: ScriptedEngine
-) -> None:
-    """As the engine reports them, and as they change; a measurement reads them from either."""
-    engine.report(prefix_cache={"queries_total": 64, "hits_total": 32}, requests_total=7)
-    for sidecar in (lower, parent_leases):
-        await eventually(
-            lambda watcher=sidecar.pool.watcher: watcher.document["requests_total"] == 7  # type: ignore[misc]
-        )
-        found = parse_snapshot(
-            (await (await sidecar.client()).get("/v1/capabilities")).json(), sidecar.pool.name
-        )
-        conditions = asdict(engine.engine_state.facts.conditions)
-        assert conditions.pop("data_parallel") == 1, "which is not noted"
-        assert conditions.pop("loaded") == "unknown", "which is not noted either"
-        assert found.conditions == conditions
-        assert found.weights == "/models/scripted"
-        assert (found.prefix_queries, found.prefix_hits) == (64, 32)
-        assert abs(time.time() - found.observed_at_s) < 60
-        assert found.state == "ready"
-
-
-async def test_tier_and_engine_side_by_side(
-    start: Start, lower: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    settings = pools(b=b)["pools"]
-    parent_leases = await all_ready(await start(pools=[*settings, tier(lower)]))
-    client = await parent_leases.client()
-    assert (await client.post(CHAT, [("X-Orch-Pool", "lower")], seed=1)).status == 200
-    assert (await client.post(CHAT, [("X-Orch-Pool", "b")], seed=2)).status == 200
-    assert (len(engine.generating), len(b.generating)) == (1, 1)
-    held = engine.answer = b.answer = Held()
-    clients = [await started(parent_leases, seed=seed) for seed in range(10, 18)]
-    await eventually(lambda: len(held.waiting) == 8)
-    assert (engine.present, b.present) == (4, 4)
-    held.release_all()
-    for one in clients:
-        assert (await one.response()).status == 200
-    await engine.stop()
-    await eventually(lambda: parent_leases.sidecar.pools["lower"].state != "ready")
-    b.answer = Streaming()
-    client = await parent_leases.client()
-    assert (await client.post(CHAT, seed=3, stream=True)).status == 200
-    assert len(b.generating) == 6
-    await engine.start()
-    await all_ready(parent_leases)
 
 
 async def test_one_pool_of_several_below_is_named(
@@ -235,18 +183,3 @@ async def test_lower_that_drains_takes_nothing_new_and_finishes_what_it_has(
     held.release()
     assert (await again.response()).status == 200
     await admin.close()
-
-
-async def test_stopping_lower_informs_the_upper_while_it_drains(
-    start: Start, engine: ScriptedEngine, held: Held
-) -> None:
-    lower = await start(drain_timeout_s=HANG_S)
-    parent_leases = await above(start, lower)
-    client = await started(parent_leases, path=MESSAGES)
-    await eventually(lambda: held.waiting)
-    stopping = asyncio.ensure_future(lower.stop())
-    await eventually(lambda: parent_leases.sidecar.state == "draining")
-    assert not stopping.done()
-    held.release()
-    assert (await client.response()).status == 200
-    await asyncio.wait_for(stopping, HANG_S)  # the reader of its state does not hold it up

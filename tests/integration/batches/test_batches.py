@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -370,14 +369,3 @@ async def test_batch_that_ended_long_ago_is_deleted_with_its_files(
 
     await leaves(-1800, [again.id], {old.input_file_id, again.output_file_id, other})
     await leaves(3600, [], {other})
-
-
-async def test_expired_files_are_deleted(
-    batches: Batches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = await batches.client.files.create(
-        file=("a", b"{}"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
-    )
-    now = int(time.time())
-    monkeypatch.setattr("orch_sidecar.batches.jobs.now_s", lambda: now + 3601)
-    await eventually(lambda: not (tmp_path / "batches" / "files" / file.id).exists())
