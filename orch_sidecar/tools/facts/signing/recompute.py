@@ -38,8 +38,6 @@ _DECIMALS: Final = {
     **{names.GOODPUT_SHARE: 1e-4, "throughput_tokens_per_sec": 1e-4},
 }
 _ABSENT: Final = "absent"
-# Rows of earlier releases do not note the SLO.
-_OPTIONAL: Final = [f"the note {name}" for name in names.SLOS]
 
 # What nobody but the client states: how it sent its requests, and what it saw of the answers.
 _CLIENTS: Final = ("ttft_", "tpot_", "latency_", "goodput_", "arrivals", "rate_", "burstiness")
@@ -101,8 +99,6 @@ def _differences(row: Row, anew: Row, window_s: float) -> Iterator[str]:
     stated, given = _stated(row), _stated(anew)
     for name in {**given, **stated}:
         there, here = stated.get(name, _ABSENT), given.get(name, _ABSENT)
-        if name in _OPTIONAL and there == _ABSENT:
-            continue
         if there != here and not _rounded(name, there, here, window_s):
             yield f"{name} is {there}, the evidence gives {here}"
 
