@@ -6,7 +6,7 @@ Pure. Knows no source: `orch bench`, traces, signed evidence and the files of ot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.observation import Batches
@@ -145,10 +145,7 @@ class Measured:
         return Row(
             model_id=self.model.id,
             model_name=self.model.name,
-            engine=self.engine.engine,
-            precision=self.engine.precision,
-            gpu=self.engine.gpu,
-            gpu_count=self.engine.gpu_count,
+            **asdict(self.engine),
             batch=batch,
             input_tokens=int(notes["input_tokens"]),
             output_tokens=int(notes["output_tokens"]),
