@@ -1,10 +1,11 @@
-"""`orch facts check`, `merge` and `verify`: what is wrong with tables, and what their evidence is
-worth, without the engine."""
+"""`orch facts check`, `merge`, `publish` and `verify`: what is wrong with tables, and what their
+evidence is worth, without the engine."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +15,8 @@ from typing import Any, Final
 
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.drawing.texts import counted
-from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
-from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
+from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, sound_rows
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
 from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
@@ -30,7 +31,9 @@ from orch_sidecar.tools.facts.tables.check import (
     valid_rows,
 )
 from orch_sidecar.tools.facts.tables.files import locked, read, write
+from orch_sidecar.tools.facts.tables.migrate import migrate
 from orch_sidecar.tools.facts.tables.notes import ENGINE, GIVEN, LOADED, UNKNOWN
+from orch_sidecar.tools.facts.tables.publish import data_package_of, named_evidence
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 from orch_sidecar.tools.terminal import escaped, print_json
@@ -38,7 +41,11 @@ from orch_sidecar.tools.terminal import escaped, print_json
 _CHECK: Final = """Reports the faults of tables of facts by line and column.
 
 They are of the header, of the number of fields of a row, of each field, of fields and notes that
-must agree, and of rows of one run or measurement."""
+must agree, and of rows of one run or measurement.
+
+--migrate-legacy rewrites the rows of an older file before that: the labels aggregate and
+per_user_stream become to_be_confirmed, and notes in free text get the required ones, which follow
+from the row. A row with any other fault stays as it is. Both are reported."""
 
 _MERGE: Final = f"""Merges tables of facts into one, in the given order.
 
@@ -48,6 +55,12 @@ are these columns and notes:
 
   {" ".join(MEASUREMENT)}
   {" ".join(ENGINE)}"""
+
+_PUBLISH: Final = """Describes a table for others as a package of Frictionless Data.
+
+It is datapackage.json beside the table: its columns, and the evidence that rows name as further
+resources, each with its size and SHA-256. The table must be without faults, and its evidence beside
+it."""
 
 _VERIFY: Final = """Verifies the signed evidence of facts, offline.
 
@@ -73,10 +86,15 @@ exit code: 0 only if every row is verified"""
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `check`, `merge` and `verify`."""
-    add_command(commands, "check", _check, _CHECK, files="tables of facts")
+    """Adds `check`, `merge`, `publish` and `verify`."""
+    add = add_command(commands, "check", _check, _CHECK, files="tables of facts").add_argument
+    help = "migrate the rows of an older file, which are written to --output, first"
+    add("--migrate-legacy", action="store_true", help=help)
+    add("--output", type=Path, metavar="FILE", help="write the migrated table here")
     add = add_command(commands, "merge", _merge, _MERGE, files="tables of facts").add_argument
     add("-o", "--output", type=Path, metavar="OUT", required=True, help="the file to write")
+    add = add_command(commands, "publish", _publish, _PUBLISH).add_argument
+    add("file", type=Path, metavar="FILE", help="a table of facts")
 
     files = "tables of facts, or the evidence of single rows"
     add = add_command(
@@ -87,15 +105,28 @@ def add_commands(commands: Commands) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.migrate_legacy != (options.output is not None) or (
+        options.migrate_legacy and len(options.files) > 1
+    ):
+        options.usage.error("--migrate-legacy takes one FILE, and --output")
     code = 0
     for path in options.files:
-        table = read(path)
+        table = _migrated(path, options.output) if options.migrate_legacy else read(path)
         faults = check(table)
         labels = [located.row.measurement_type for located in valid_rows(table)]
         summary = f"{_summary(table, labels)}, {counted(len(faults), 'fault')}"
         print(*faults, summary, sep="\n")
         code = max(code, 1 if faults else 0)
     return code
+
+
+def _migrated(path: Path, target: Path) -> Table:
+    """Writes the migrated table of a file to another, or the same, and returns it."""
+    with locked(target):
+        table, steps = migrate(read(path))
+        write(target, table.text)
+    print(*steps, sep="\n")
+    return read(target)
 
 
 def _summary(table: Table, kinds: Sequence[Label] | Sequence[Verdict]) -> str:
@@ -118,6 +149,24 @@ def _merge(options: argparse.Namespace) -> int:
     repeated = sum(len(table.rows) for table in tables) - len(merged.rows)
     omitted = f" ({repeated} repeated omitted)" if repeated else ""
     print(f"{options.output}: {counted(len(merged.rows), 'row')}{omitted}")
+    return 0
+
+
+def _publish(options: argparse.Namespace) -> int:
+    path: Path = options.file
+    rows = sound_rows([read(path)], f"{path} has faults and is not published")
+    read_evidence = beside(path)
+    evidence: dict[str, bytes] = {}
+    for name in named_evidence(located.row for located in rows):
+        content = read_evidence(name)
+        if content is None or digest(content) != name:
+            lacks = "is not beside it" if content is None else "was changed: its SHA-256 is another"
+            raise Unavailable(f"{path} is not published: its evidence {name}{SUFFIX} {lacks}")
+        evidence[f"{name}{SUFFIX}"] = content
+    package = path.with_name("datapackage.json")
+    document = data_package_of(path.name, path.read_bytes(), evidence)
+    write(package, json.dumps(document, indent=2) + "\n")
+    print(package)
     return 0
 
 

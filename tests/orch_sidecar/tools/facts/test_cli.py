@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.notes import ENGINE
-from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
+from orch_sidecar.tools.facts.tables.row import COLUMNS, MEASUREMENT, Label
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.rows import LEGACY, fact
@@ -74,6 +75,50 @@ class TestCheck:
             2,
             "orch facts: the input is too large for the memory of this machine\n",
         )
+
+
+class TestMigrate:
+    def test_output_has_all_rows_and_the_input_is_not_changed(
+        self, run: Run, legacy: Path, tmp_path: Path
+    ) -> None:
+        to = tmp_path / "new.csv"
+        code, out, _ = run("check", "--migrate-legacy", "--output", to, legacy)
+        assert code == 1
+        assert legacy.read_bytes() == LEGACY.read_bytes()
+        lines = out.splitlines()
+        assert sum(": migrated: " in line for line in lines) == 21
+        assert sum(": unchanged: " in line for line in lines) == 3
+        assert lines[-1] == f"{to}: 24 rows (6 single_stream, 15 to_be_confirmed), 5 faults"
+        assert f"{to}:10:8: input_tokens '~45000'" in out
+
+
+class TestPublish:
+    def test_table_is_described_with_its_evidence(self, run: Run, tmp_path: Path) -> None:
+        table, digest = tmp_path / "TPS model.csv", hashlib.sha256(b"{}").hexdigest()
+        named = fact(notes={"evidence": f"sha256:{digest}"})
+        append(table, [named, fact(source_tag="b")])
+        package, evidence = tmp_path / "datapackage.json", tmp_path / f"{digest}.json"
+        lacks = f"{table} is not published: its evidence {evidence.name} is not beside it"
+        assert run("publish", table)[0::2] == (1, f"orch facts: {lacks}\n")
+        evidence.write_bytes(b"[]")
+        code, _, err = run("publish", table)
+        assert (code, "was changed: its SHA-256 is another" in err) == (1, True)
+        assert not package.exists()
+        evidence.write_bytes(b"{}")
+        assert run("publish", table) == (0, f"{package}\n", "")
+        of_table, of_evidence = json.loads(package.read_text())["resources"]
+        assert of_table["name"] == "tps-model"
+        assert [each["name"] for each in of_table["schema"]["fields"]] == list(COLUMNS)
+        assert of_evidence == {
+            "name": digest, "path": f"{digest}.json", "mediatype": "application/json",
+            "bytes": 2, "hash": f"sha256:{digest}",
+        }  # fmt: skip
+
+    def test_table_with_faults_is_not_published(self, run: Run, legacy: Path) -> None:
+        code, out, err = run("publish", legacy)
+        assert (code, out) == (1, "")
+        assert f"{legacy}:10:8: " in err
+        assert not legacy.with_name("datapackage.json").exists()
 
 
 class TestMerge:
@@ -170,6 +215,9 @@ class TestCompare:
         ["best"],
         ["check"],
         ["check", "--fast", "a.csv"],
+        ["check", "--migrate-legacy", "a.csv"],
+        ["check", "--output", "b.csv", "a.csv"],
+        ["check", "--migrate-legacy", "--output", "c.csv", "a.csv", "b.csv"],
         ["merge", "a.csv"],
     ],
 )
