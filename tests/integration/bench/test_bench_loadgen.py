@@ -34,7 +34,7 @@ async def sent(running: Running, scenario: Scenario, folder: Path) -> Result:
     logged = {each["key"]: each["value"] for each in entries}
     assert logged["result_query_count"] == (1 if at_once else result.counts.answered)
     assert result.counts.answered == result.counts.sent >= scenario.least_requests
-    names = [each.name for each in result.loadgen.figures]
+    names = list(result.loadgen.figures)
     assert names[0] == "tokens/s"
     assert set(TIMES) <= set(names)
     assert ("TTFT mean, ms" in names) is not at_once

@@ -8,7 +8,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Final
@@ -25,7 +25,7 @@ from orch_sidecar.tools.bench.report.sweep import fit_series, fit_text
 from orch_sidecar.tools.bench.results.sweep import Fit
 from orch_sidecar.tools.drawing.chart import Chart, Series, by_size
 from orch_sidecar.tools.drawing.page import Page
-from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
+from orch_sidecar.tools.drawing.texts import number_text, percent
 
 _NO_LABEL: Final = (
     "These are decode steps of a device without an engine: they measure a kernel and no service, "
@@ -33,10 +33,20 @@ _NO_LABEL: Final = (
 )
 # Of the CPUs: what an idle machine's own services do not reach.
 _BUSY_SHARE: Final = 0.25
-_HEAD: Final = (
-    "b", "steps", "tokens/s", "step ms", "p95", "max", "speed-up", "efficiency", "gap ms p50",
-    "p95", "max",
-)  # fmt: skip
+# The head of each column, and the text of a point in it.
+_COLUMNS: Final[tuple[tuple[str, Callable[[Point], str]], ...]] = (
+    ("b", lambda point: str(point.batch)),
+    ("steps", lambda point: str(point.steps)),
+    ("tokens/s", lambda point: number_text(point.tokens_per_s)),
+    ("step ms", lambda point: number_text(point.step_ms.p50)),
+    ("p95", lambda point: number_text(point.step_ms.p95)),
+    ("max", lambda point: number_text(point.step_ms.most)),
+    ("speed-up", lambda point: f"{point.speed_up:.2f}"),
+    ("efficiency", lambda point: percent(point.efficiency, 0)),
+    ("gap ms p50", lambda point: number_text(point.gap_ms.p50 if point.gap_ms else None)),
+    ("p95", lambda point: number_text(point.gap_ms.p95 if point.gap_ms else None)),
+    ("max", lambda point: number_text(point.gap_ms.most if point.gap_ms else None)),
+)
 
 
 def decode_report(found: DecodeResult) -> Page:
@@ -55,7 +65,8 @@ def decode_report(found: DecodeResult) -> Page:
         page.text(_window_line(found.runs[0], later))
     if found.points:
         page.section("By batch")
-        page.table(_HEAD, map(_cells, found.points), texts=0)
+        rows = [[cell(point) for _, cell in _COLUMNS] for point in found.points]
+        page.table([head for head, _ in _COLUMNS], rows, texts=0)
         page.text(_sweep_line(found.points))
         page.text(fit_text(found.fit))
         page.charts(_charts(found.points, found.fit))
@@ -128,19 +139,6 @@ def _window_line(first: Run, last: Run) -> str:
         f"p95 TTFT {1000 * before.p95:.3f} -> {1000 * after.p95:.3f} ms "
         f"({percent(after.p95 / before.p95 - 1, sign=True)})"
     )
-
-
-def _cells(point: Point) -> list[str]:
-    step, gap = point.step_ms, point.gap_ms
-    return [
-        str(point.batch),
-        str(point.steps),
-        number_text(point.tokens_per_s),
-        *map(number_text, (step.p50, step.p95, step.most)),
-        f"{point.speed_up:.2f}",
-        percent(point.efficiency, 0),
-        *((NONE,) * 3 if gap is None else map(number_text, (gap.p50, gap.p95, gap.most))),
-    ]
 
 
 def _sweep_line(points: Sequence[Point]) -> str:

@@ -187,8 +187,8 @@ def _trial(each: Trial) -> tuple[str, str, str]:
 def _by_loadgen(page: Page, found: LoadgenDocument) -> None:
     """Appends its figures beside ours, both of the same moments."""
     rows = (
-        (each.name, number_text(each.loadgen), number_text(each.ours), f"{each.difference:+.2%}")
-        for each in found.figures
+        (name, number_text(theirs), number_text(ours), f"{ours / theirs - 1:+.2%}")
+        for name, (theirs, ours) in found.figures.items()
     )
     if found.figures:
         page.table(("", "loadgen", "orch bench", "difference"), rows)

@@ -132,25 +132,13 @@ class Trial(Document):
         return middle - half, middle + half
 
 
-class ComparedFigure(Document):
-    """A figure by MLCommons' load generator and by the calls of the run, in one unit."""
-
-    name: str
-    loadgen: float
-    ours: float
-
-    @property
-    def difference(self) -> float:
-        """Of ours from the other, as a share of that."""
-        return self.ours / self.loadgen - 1
-
-
 class LoadgenDocument(Document):
-    """What MLCommons' load generator found. `folder`: of its logs. `valid`: its own verdict."""
+    """What MLCommons' load generator found. `folder`: of its logs. `valid`: its own verdict.
+    `figures`: by their names with the unit, its own and that of the calls of the run."""
 
     folder: str
     valid: bool
-    figures: list[ComparedFigure]
+    figures: dict[str, tuple[float, float]]
 
 
 class EvidenceDocument(Document):

@@ -28,7 +28,7 @@ from typing import Any, Final
 from orch_sidecar.tools.bench.load.call import Call, Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.result import ComparedFigure, LoadgenDocument
+from orch_sidecar.tools.bench.results.result import LoadgenDocument
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 _PACKAGE: Final = "mlcommons-loadgen"
@@ -211,11 +211,11 @@ def compared(folder: Path, calls: Sequence[Call], began_s: float) -> LoadgenDocu
     found = {each["key"]: each["value"] for each in entries}
     if "result_validity" not in found:
         return None
-    figures = [
-        ComparedFigure(name=name, loadgen=found[key] / unit, ours=ours)
+    figures = {
+        name: (found[key] / unit, ours)
         for key, name, unit, ours in _figures(calls, began_s)
         if found.get(key)
-    ]
+    }
     valid = found["result_validity"] == "VALID"
     return LoadgenDocument(folder=str(folder), valid=valid, figures=figures)
 

@@ -44,7 +44,7 @@ def test_both_are_defined_alike(tmp_path: Path) -> None:
     found = compared(logged(tmp_path), CALLS, began_s=0.5)
     assert found is not None
     assert found.valid
-    ours = {each.name: each.ours for each in found.figures}
+    ours = {name: each for name, (_, each) in found.figures.items()}
     assert ours == pytest.approx(
         {
             "tokens/s": 110 / (11.0 - 0.5),
@@ -54,14 +54,14 @@ def test_both_are_defined_alike(tmp_path: Path) -> None:
             "TPOT p50, ms": 54.0,
         }
     )
-    assert max(abs(each.difference) for each in found.figures) < 0.005
+    assert max(abs(own / theirs - 1) for theirs, own in found.figures.values()) < 0.005
 
 
 def test_nothing_is_compared_where_a_request_was_not_answered(tmp_path: Path) -> None:
     refused = Call(free_s=2.0, sent_s=2.0, ended_s=2.1, fate=Fate.REFUSED, status=429)
     found = compared(logged(tmp_path, result_validity="INVALID"), [*CALLS, refused], 0.0)
     assert found is not None
-    assert (found.valid, found.figures) == (False, [])
+    assert (found.valid, found.figures) == (False, {})
 
 
 def test_test_that_did_not_end_has_no_figures(tmp_path: Path) -> None:
