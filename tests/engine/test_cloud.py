@@ -122,6 +122,43 @@ async def test_capabilities_answer_while_every_slot_is_busy_and_while_the_engine
         assert statistics.median(took) < statistics.median(await busy)
 
 
+async def test_a_client_that_leaves_during_prefill_frees_its_slot(cloud: Stack) -> None:
+    async with session() as http:
+
+        async def come() -> None:
+            """Again and again: a client that is stopped may miss the first."""
+            while True:
+                document = body("completions", 100, stream=False) | {"prompt": [7] * 1900}
+                await post(http, cloud.url, "completions", document)
+
+        async def leased() -> bool:
+            return bool((await engine_state(http, cloud.url))["leased"])
+
+        async def free() -> bool:
+            state = await engine_state(http, cloud.url)
+            return bool(state["slots_free"] == 8 and state["running"] == 0)
+
+        leaving = asyncio.create_task(come())
+        await until(leased)
+        leaving.cancel()
+        await until(free)
+
+
+async def test_a_json_schema_and_a_tool_pass_through(cloud: Stack) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"slots": {"type": "integer"}},
+        "required": ["slots"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    document = body("chat", 60, stream=False) | {"response_format": form, "ignore_eos": False}
+    async with session() as http:
+        seen = await post(http, cloud.url, "chat", document)
+    assert seen.status == 200
+    assert b'\\"slots\\"' in seen.data
+
+
 async def test_foreign_traffic_is_counted_and_takes_slots(cloud: Stack) -> None:
     async with session() as http:
 

@@ -181,6 +181,23 @@ async def test_idle_request_gives_its_slot_back_at_once_and_runs_again(
             assert json.loads(seen.data)["usage"]["completion_tokens"] == 900
 
 
+async def test_one_request_is_one_tree_over_grpc(home: Stack, grpc_receiver: GrpcReceiver) -> None:
+    trace_id, head = traceparent()
+    async with session() as http:
+        await post(http, home.url, "chat", body("chat", 8, stream=True), head)
+    spans = await asyncio.to_thread(
+        grpc_receiver.wait, trace_id, lambda found: len(found) == 4, HANG_S
+    )
+    names = {span.name: span for span in spans}
+    server, wait = names["/v1/chat/completions"], names["admission.wait"]
+    engine, llm = names["engine.request"], names["llm_request"]
+    assert server.parent_id == head["traceparent"].split("-")[2]
+    assert wait.parent_id == engine.parent_id == server.span_id
+    assert llm.parent_id == engine.span_id
+    assert [s.service for s in (server, wait, engine, llm)] == ["orch-sidecar"] * 3 + ["vllm"]
+    assert server.start_ns <= wait.start_ns <= wait.end_ns <= engine.start_ns <= llm.start_ns
+
+
 async def test_prompt_that_was_sent_before_is_a_hit_of_the_prefix_cache(
     home: Stack, grpc_receiver: GrpcReceiver
 ) -> None:

@@ -15,8 +15,9 @@ from orch_sidecar.tools.bench.load.capabilities import fetch_json, read_capabili
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.adapter import write_adapter
-from tests.engine.clients import body, post, session, until
-from tests.engine.sidecars import all_ready, sidecar
+from tests.engine.clients import body, engine_state, post, session, until
+from tests.engine.sidecars import all_ready, sidecar, states
+from tests.patience import HANG_S
 
 # The engine of `sliding` is a start of its own. How adapters come, go and wait is in
 # tests/integration/test_adapters.py and test_pools.py.
@@ -113,3 +114,49 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
 
         await until(unloaded)
         assert await status("sql") == 404
+
+
+async def test_request_of_another_adapter_waits_in_the_sidecar_and_holds_no_slot(
+    sliding: Stack, alone: str, tmp_path: Path
+) -> None:
+    """The engine runs one adapter at once, vLLM's default. In the engine the second one would wait
+    for the end of the first, in a slot."""
+    names = ("first", "second")
+    bulk = {"X-Orch-Class": "bulk"}  # no SLO would be missed on a slow machine
+    async with session() as http:
+        await all_ready(http, alone)
+        for name in names:
+            adapter = write_adapter(tmp_path / name, Path(sliding.plan.model))
+            asked = {"lora_name": name, "lora_path": str(adapter)}
+            async with http.post(f"{sliding.engine_url}/v1/load_lora_adapter", json=asked) as done:
+                assert done.status == 200, await done.text()
+
+        async def known() -> bool:
+            return set(names) <= set((await states(http, alone))["a"]["models"])
+
+        await until(known)
+        begun = asyncio.Event()
+        long = body("chat", 300, stream=True, model="first")
+        first = asyncio.create_task(post(http, alone, "chat", long, bulk, begun.set))
+        await asyncio.wait_for(begun.wait(), HANG_S)
+        second = asyncio.create_task(
+            post(http, alone, "chat", body("chat", 4, stream=True, model="second"), bulk)
+        )
+
+        async def waits() -> bool:
+            return bool((await states(http, alone))["a"]["blocked_by"] == "adapter")
+
+        await until(waits)
+        base = await post(http, alone, "chat", body("chat", 4, stream=True), bulk)
+        assert base.status == 200
+        assert not first.done(), "it has passed"
+        engine = await engine_state(http, sliding.engine_url)
+        assert (engine["leased"], engine["waiting"]) == (1, 0)
+        assert not second.done()
+        seen = [await first, await second]
+        assert [each.status for each in seen] == [200, 200]
+        assert seen[1].first_byte_at >= seen[0].last_byte_at
+        for name in names:
+            asked = {"lora_name": name}
+            async with http.post(f"{sliding.engine_url}/v1/unload_lora_adapter", json=asked) as end:
+                assert end.status == 200, await end.text()

@@ -118,3 +118,24 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
     assert '"steps_by_batch": {}' not in done.stdout
     assert done.stdout.splitlines()[-1].startswith("all is well: 4 requests answered")
     assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
+
+
+@pytest.mark.long  # a start for what test_enforcement and the unit tests show
+def test_check_reports_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> None:
+    port = str(free_port())
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "orch_sidecar", "up", "--check"),
+            *("--port", port, "--", "--scheduler-cls", "mine"),
+        ],
+        env=marked,
+        capture_output=True,
+        text=True,
+        timeout=READY_WITHIN_S,
+    )
+    assert done.returncode == 1
+    assert "the engine exited with code 1" in done.stderr
+    assert "--scheduler-cls is given, must not be" in done.stderr
+    log = (cache_directory() / "logs" / port / "engine.log").read_text(errors="replace")
+    assert "Starting to load model" not in log
+    assert "command is deprecated" not in log, "it is started in a way that vLLM supports"
