@@ -42,22 +42,17 @@ def test_bad_usage_exits_with_2(
     assert error in capsys.readouterr().err
 
 
-def test_invalid_table_is_rejected_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other.csv"
-    other.write_text("a,b\n1,2\n", encoding="utf-8")
-    assert code_of(*ONLINE, "--facts", str(other)) == 2
-    assert f"{other}:1" in capsys.readouterr().err
-
-
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [("a,b\n1,2\n", ":1"), (f'{HEADER}\nm/x,"x', ":2: invalid CSV")],
+)
 def test_table_that_cannot_be_appended_to_is_rejected_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, error: str
 ) -> None:
-    broken = tmp_path / "broken.csv"
-    broken.write_text(f'{HEADER}\nm/x,"x', encoding="utf-8")
-    assert code_of(*ONLINE, "--facts", str(broken)) == 2
-    assert f"--facts {broken}:2: invalid CSV" in capsys.readouterr().err
+    table = tmp_path / "table.csv"
+    table.write_text(content, encoding="utf-8")
+    assert code_of(*ONLINE, "--facts", str(table)) == 2
+    assert f"--facts {table}{error}" in capsys.readouterr().err
 
 
 def test_one_file_for_two_things_is_rejected(
