@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.load.call import Fate
 from orch_sidecar.tools.bench.report.figures import (
     distribution,
     over_time,
@@ -33,13 +32,14 @@ from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text, percent, value_text
 from orch_sidecar.tools.facts.tables.row import Label
 
-_FATES: Final = (Fate.ANSWERED, Fate.REFUSED, Fate.FAILED, Fate.CUT)
+_FATES: Final = ("answered", "refused", "failed", "cut")
 
 
 def conditions_of(result: Result) -> dict[str, dict[str, str]]:
     """Returns the texts of all conditions by groups and names; empty for an unknown one."""
     load: dict[str, Any] = {"verdict": result.status, "prefix_hit_ratio": result.prefix_hit_ratio}
     load |= result.model_dump(include={"scenario"})["scenario"]
+    load["trace"] = result.scenario.trace
     load["salted_cache"] = "yes" if load.pop("cache_salt") else "no"  # each run has its own
     engine = result.engine.model_dump(exclude={"epoch", "conditions"})
     engine |= {"given": result.engine.given or "nothing: all was reported"}

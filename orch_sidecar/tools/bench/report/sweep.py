@@ -123,14 +123,15 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     measured = _measured(sweep)
 
     def series(name: str, key: str, color: int = 0, *, by_batch: bool = False) -> list[Series]:
-        points = sorted(
-            (point.batch if by_batch else point.clients, point.result.is_sound, known[key].estimate)
-            for point, known in measured
+        found = [
+            (each.result.is_sound, each.batch if by_batch else each.clients, known[key].estimate)
+            for each, known in measured
             if key in known
-        )
+        ]
+        found.sort(key=lambda point: point[1])
         style = Series(name, (), (), "" if by_batch else "-", _MARKERS[color], color)
-        found = ((sound, x, each.value, each.margin) for x, sound, each in points)
-        return apart(found, style)
+        points = ((sound, x, each.value, each.margin) for sound, x, each in found)
+        return apart(points, style)
 
     ttft = [*series("p50", "TTFT p50"), *series("p95", "TTFT p95", 1)]
     good = series("within the SLO", "goodput", 2)

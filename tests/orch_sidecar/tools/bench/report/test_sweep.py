@@ -37,6 +37,14 @@ def test_point_that_is_not_sound_is_drawn_apart() -> None:
     assert "not sound, and not counted: 1, 4 clients" in page.text
 
 
+def test_points_of_one_batch_are_drawn_beside_each_other() -> None:
+    found = sweep()
+    same = [each.model_copy(update={"batches": found.results[1].batches}) for each in found.results]
+    [tpot] = [each for each in sweep_charts(sweep_of(same)) if each.title.startswith("Time per")]
+    [measured] = [each for each in tpot.series if each.name == "p50"]
+    assert set(measured.xs) == {2.0}
+
+
 def test_sweep_of_one_point_has_a_report() -> None:
     assert "Throughput" in Page(sweep_report(sweep(clients=(2,))).html).charts
 
