@@ -38,7 +38,6 @@ from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 Value: TypeAlias = "str | bool | int | float | None"
 
-SERVICE: Final = "service.name"
 # The kind of a server's span (opentelemetry-proto, trace.proto).
 _SERVER: Final = (2, "SPAN_KIND_SERVER")
 # The types of Jaeger's tags, and the fields of OTLP's values. 64-bit integers are encoded as text.
@@ -107,8 +106,7 @@ class Span:
     """A span that has ended, and the names of its fields in OTLP.
 
     Ids are lower case hexadecimal, 32 and 16 digits. `parent_id`: None for a root span; the parent
-    may be missing from the trace. `resource`: the attributes of the process that made the span.
-    `links`: the ids of the traces and spans that it refers to.
+    may be missing from the trace. `links`: what it refers to.
     """
 
     trace_id: Annotated[_TraceId, Field(alias="traceId")]
@@ -123,7 +121,6 @@ class Span:
     start_ns: Annotated[_Nanoseconds, Field(alias="startTimeUnixNano")] = 0
     end_ns: Annotated[_Nanoseconds, Field(alias="endTimeUnixNano")] = 0
     attributes: _Attributes = field(default_factory=dict)
-    resource: _Attributes = field(default_factory=dict)
     links: tuple[Link, ...] = ()
 
     @property
@@ -135,10 +132,6 @@ class Span:
     def parent(self) -> Link:
         """What a link to its parent has; to none where it has no parent."""
         return Link(self.trace_id, self.parent_id or "")
-
-    @property
-    def service(self) -> str:
-        return str(self.resource.get(SERVICE, ""))
 
     def parsed(self, model: type[Parsed], **more: object) -> Parsed:
         """Returns the attributes that a model names, and what is given; one that is empty is
@@ -164,7 +157,7 @@ def spans_of(document: object) -> list[Span]:
     if found.get("errors"):
         raise UnreadableFile(f"the response has errors: {found['errors']!r:.200}")
     try:
-        spans = _of_jaeger(found["data"]) if "data" in found else _of_otlp(found["resourceSpans"])
+        spans = _of_jaeger(found["data"]) if "data" in found else _exported(found["resourceSpans"])
         stated = [{name: value for name, value in span.items() if value is not None}
                   for span in spans]  # fmt: skip
         return _SPANS.validate_python(stated)
@@ -174,18 +167,13 @@ def spans_of(document: object) -> list[Span]:
         raise UnreadableFile(f"no traces in one of the two forms: {error!r:.200}") from None
 
 
-def _of_otlp(resources: Any) -> Iterator[dict[str, Any]]:
-    for each in resources:
-        resource = (each.get("resource") or {}).get("attributes")
-        for scope in each.get("scopeSpans") or ():
-            yield from ({**span, "resource": resource} for span in scope.get("spans") or ())
+def _exported(resources: Any) -> Iterator[dict[str, Any]]:
+    scopes = (scope for each in resources for scope in each.get("scopeSpans") or ())
+    return (span for scope in scopes for span in scope.get("spans") or ())
 
 
 def _of_jaeger(traces: Any) -> Iterator[dict[str, Any]]:
-    """Converts spans in the form of Jaeger's UI."""
-    for trace in traces or ():
-        for span in trace["spans"]:
-            yield _converted(span, trace["processes"][span["processID"]])
+    return (_converted(span) for trace in traces or () for span in trace["spans"])
 
 
 def _attributes(tags: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -194,8 +182,8 @@ def _attributes(tags: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             for tag, field in fields]  # fmt: skip
 
 
-def _converted(span: Mapping[str, Any], process: Mapping[str, Any]) -> dict[str, Any]:
-    service = {"key": SERVICE, "value": process["serviceName"]}
+def _converted(span: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts a span in the form of Jaeger's UI."""
     start_us, trace_id = int(span["startTime"]), span["traceID"]
     tags, references = span.get("tags") or (), span.get("references") or ()
     above = (each for each in references if each["refType"] == "CHILD_OF")
@@ -210,7 +198,6 @@ def _converted(span: Mapping[str, Any], process: Mapping[str, Any]) -> dict[str,
         "startTimeUnixNano": 1000 * start_us,
         "endTimeUnixNano": 1000 * (start_us + int(span["duration"])),
         "attributes": _attributes(tags),
-        "resource": _attributes((service, *(process.get("tags") or ()))),
         "links": [
             {"traceId": each["traceID"], "spanId": each["spanID"]}
             for each in references

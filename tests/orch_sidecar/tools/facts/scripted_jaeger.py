@@ -17,17 +17,24 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from orch_sidecar.tools.facts.traces.spans import Span, Value
+from tests.orch_sidecar.tools.facts.spans import service_of
 
 # The largest limit that it takes.
 MOST = 100_000
 
 
 class ScriptedJaeger:
-    """Serves spans. `failing`: the status and body of every answer."""
+    """Serves spans. `suffix`: of the names of their services. `failing`: the status and body of
+    every answer."""
 
     def __init__(
-        self, spans: Iterable[Span] = (), *, failing: tuple[int, str] | None = None
+        self,
+        spans: Iterable[Span] = (),
+        *,
+        suffix: str = "",
+        failing: tuple[int, str] | None = None,
     ) -> None:
+        self._suffix = suffix
         self._traces: dict[str, list[Span]] = defaultdict(list)
         for span in spans:
             self._traces[span.trace_id].append(span)
@@ -62,7 +69,8 @@ class ScriptedJaeger:
 
     def _search(self, service: str, start_ns: int, end_ns: int, limit: int) -> list[list[Span]]:
         def matches(span: Span) -> bool:
-            return span.service == service and start_ns <= span.start_ns <= end_ns
+            own = service_of(span) + self._suffix
+            return own == service and start_ns <= span.start_ns <= end_ns
 
         found = [trace for trace in self._traces.values() if any(map(matches, trace))]
         return sorted(found, key=lambda trace: trace[0].start_ns, reverse=True)[:limit]
@@ -73,7 +81,6 @@ def export_of(spans: Iterable[Span]) -> dict[str, Any]:
     return {
         "resourceSpans": [
             {
-                "resource": {"attributes": _otlp(span.resource)},
                 "scopeSpans": [{"scope": {}, "spans": [_otlp_span(span)]}],
             }
             for span in spans
@@ -112,20 +119,14 @@ def _otlp_value(value: Value) -> dict[str, Any]:
 
 
 def _ui_trace(spans: list[Span]) -> dict[str, Any]:
-    """Returns a trace in the UI's form, in which the spans of a resource share a process."""
-    resources: list[dict[str, Value]] = []
-    for span in spans:
-        if dict(span.resource) not in resources:
-            resources.append(dict(span.resource))
+    """Returns a trace in the UI's form, in which the spans of a service share a process."""
+    services = list(dict.fromkeys(map(service_of, spans)))
     return {
         "traceID": spans[0].trace_id,
-        "spans": [_ui_span(span, f"p{resources.index(dict(span.resource)) + 1}") for span in spans],
+        "spans": [_ui_span(span, f"p{services.index(service_of(span)) + 1}") for span in spans],
         "processes": {
-            f"p{number}": {
-                "serviceName": resource["service.name"],
-                "tags": [_tag(k, v) for k, v in resource.items() if k != "service.name"],
-            }
-            for number, resource in enumerate(resources, start=1)
+            f"p{number}": {"serviceName": service, "tags": []}
+            for number, service in enumerate(services, start=1)
         },
         "warnings": None,
     }

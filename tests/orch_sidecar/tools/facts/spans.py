@@ -25,9 +25,6 @@ from orch_sidecar.tools.facts.traces.traffic import Traffic, build_traffic
 TRACES = Path(__file__).with_name("traces")
 
 SIDECAR_PROFILE = "profile"
-SIDECAR: Mapping[str, Value] = {"service.name": "orch-sidecar"}
-ENGINE: Mapping[str, Value] = {"service.name": "vllm"}
-
 
 RECORDED = ("home", "cloud", "mixed", "offline")
 
@@ -74,6 +71,11 @@ def _recorded() -> dict[str, list[Span]]:
     # Two files are of one engine, whose counters go on.
     every = iter(counted(span for spans in files.values() for span in spans))
     return {name: [next(every) for _ in spans] for name, spans in files.items()}
+
+
+def service_of(span: Span) -> str:
+    """Returns the name of the service that exports such a span."""
+    return "vllm" if span.name == "llm_request" else "orch-sidecar"
 
 
 def without(spans: Iterable[Span], *names: str) -> list[Span]:
@@ -208,7 +210,6 @@ def one(
             start_ns=start_ns,
             end_ns=end_ns,
             attributes={"measurement_type": label, "orch.pool": "pool", **attributes},
-            resource=ENGINE if name == "llm_request" else SIDECAR,
             links=links if server and name != "llm_request" else (),
         )
 

@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.traces.spans import Span, Value
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.scripted_jaeger import ScriptedJaeger, export_of
-from tests.orch_sidecar.tools.facts.spans import ALONE, RECORDED, counted, real
+from tests.orch_sidecar.tools.facts.spans import ALONE, RECORDED, counted, real, service_of
 
 HOME, CLOUD, MIXED, OFFLINE = (f"{name}.jsonl" for name in RECORDED)
 DAY = "2026-11-21T"  # of all real traces
@@ -83,7 +83,7 @@ def test_prints_the_rows_and_the_objections(run: Run) -> None:
 def test_spans_of_one_request_can_be_in_several_files(run: Run, tmp_path: Path) -> None:
     files = []
     for service in ("vllm", "orch-sidecar"):
-        spans = [span for span in real("cloud") if span.service == service]
+        spans = [span for span in real("cloud") if service_of(span) == service]
         files.append(tmp_path / f"{service}.jsonl")
         files[-1].write_text("\n".join(json.dumps(export_of([span])) for span in spans))
     code, out, _ = run("from-otlp", *files)
@@ -150,12 +150,10 @@ async def test_traffic_that_only_the_engine_traced_is_detected(run: Run) -> None
 
 
 async def test_service_names_are_options(run: Run) -> None:
-    spans = [
-        replace(span, resource={**span.resource, "service.name": f"{span.service}-2"})
-        for span in real("cloud")
-    ]
-    assert (await from_jaeger(run, spans, *ALL))[0] == 1
-    _, out, _ = await from_jaeger(run, spans, *ALL, "--service", "orch-sidecar-2")
+    async with ScriptedJaeger(real("cloud"), suffix="-2").running() as url:
+        words = "from-jaeger", "--url", url, *ALL
+        assert (await asyncio.to_thread(run, *words))[0] == 1
+        _, out, _ = await asyncio.to_thread(run, *words, "--service", "orch-sidecar-2")
     assert labels(out) == [("batched_online", "jaeger:orch-sidecar-2/cloud-1")]
 
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from orch_sidecar.tools.facts.commands.terminal import read_url
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.spans import (
-    SERVICE,
     Link,
     Search,
     Span,
@@ -29,7 +28,7 @@ from orch_sidecar.tools.facts.traces.spans import (
     spans_of,
 )
 from tests.orch_sidecar.tools.facts.scripted_jaeger import MOST, ScriptedJaeger
-from tests.orch_sidecar.tools.facts.spans import one, real
+from tests.orch_sidecar.tools.facts.spans import one, real, service_of
 
 # All of `real`.
 FIRST_US, LAST_US = 1_795_000_000_000_000, 1_796_000_000_000_000
@@ -85,11 +84,11 @@ async def test_interval_without_traces_has_no_spans() -> None:
 
 async def test_only_traces_with_a_span_of_the_service_in_the_interval_are_found() -> None:
     near, far = one(1, 1_795_500_000, 1_795_500_001), one(2, 1_700_000_000, 1_700_000_001)
-    unassigned = [replace(span, trace_id="e" * 32) for span in near if span.service == "vllm"]
+    unassigned = [replace(span, trace_id="e" * 32) for span in near if service_of(span) == "vllm"]
     async with ScriptedJaeger([*near, *far, *unassigned]).running() as url:
         found = await read(url)
         assert {span.trace_id for span in found} == {near[0].trace_id}
-        assert {span.service for span in found} == {"orch-sidecar", "vllm"}  # whole traces
+        assert {service_of(span) for span in found} == {"orch-sidecar", "vllm"}  # whole traces
         found = await read(url, service="vllm")
         assert {span.trace_id for span in found} == {near[0].trace_id, "e" * 32}
 
@@ -162,7 +161,7 @@ def test_ui_form_of_a_trace_gives_the_same_spans_as_the_export_that_jaeger_made_
     exported, answered = spans_of(ANSWERS["otlp_in"]), spans_of(ANSWERS["ui_out"])
     scope = {"otel.scope.name": "telemetrygen"}
     assert [ours(span) for span in answered] == [to_microseconds(e, **scope) for e in exported]
-    assert {(span.service, span.is_server) for span in answered} == {("telemetrygen", True)}
+    assert {span.is_server for span in answered} == {True}
 
 
 def test_values_have_their_types() -> None:
@@ -183,14 +182,13 @@ def test_parent_is_the_reference_within_the_trace_and_others_are_links() -> None
     assert (referring.trace_id, referring.parent_id) == (trace, parent)
     other = Link("ff".rjust(32, "0"), "ff".rjust(16, "0"))
     assert referring.links == (other, Link(trace, parent))
-    assert referring.resource[SERVICE] == "service-y"
 
 
 def test_answer_of_the_newer_api_is_one_object_with_otlp() -> None:
     [span] = spans_of(ANSWERS["v3"])
     assert (span.name, span.is_server) == ("foobar", True)
     assert (span.trace_id, span.span_id) == ("1".rjust(32, "0"), "2".rjust(16, "0"))
-    assert (span.start_ns, dict(span.resource)) == (0, {})
+    assert (span.start_ns, dict(span.attributes)) == (0, {})
 
 
 # Paging finds every trace, whatever the times of the spans and the storage backend.
@@ -202,12 +200,10 @@ def span(trace: int, place: int, start_ns: int, service: str = "s") -> Span:
         f"{trace:032x}",
         f"{place:016x}",
         None,
-        "n",
+        service,
         True,
         start_ns,
         start_ns,
-        {},
-        {"service.name": service},
     )
 
 
@@ -232,7 +228,7 @@ def stored(traces: list[list[Span]], limit: int, *, ends: bool) -> Search:
         first, last = (start_us, end_us) if ends else (start_us + 1, end_us - 1)
 
         def matches(each: Span) -> bool:
-            return each.service == "s" and first <= each.start_ns // 1000 <= last
+            return each.name == "s" and first <= each.start_ns // 1000 <= last
 
         return _given([trace for trace in traces if any(map(matches, trace))], limit)
 
@@ -271,7 +267,7 @@ def test_every_trace_is_found_or_the_limit_is_reported(
     within = {
         (each.trace_id, each.span_id)
         for trace in traces
-        if any(BEGIN_US <= part.start_ns // 1000 <= END_US for part in trace if part.service == "s")
+        if any(BEGIN_US <= part.start_ns // 1000 <= END_US for part in trace if part.name == "s")
         for each in trace
     }
     assert within <= set(keys)
@@ -283,7 +279,7 @@ def _dense(traces: list[list[Span]], moment_us: int, limit: int) -> bool:
         each.trace_id
         for trace in traces
         for each in trace
-        if each.service == "s" and moment_us - 1 <= each.start_ns // 1000 <= moment_us + 1
+        if each.name == "s" and moment_us - 1 <= each.start_ns // 1000 <= moment_us + 1
     ]
     return len(set(near)) >= limit
 
