@@ -67,20 +67,13 @@ class Trace:
     """Requests in the order of their arrival.
 
     `name`: of the file. `sha256`: of its bytes, in hexadecimal, whatever part of it is replayed.
-    `block_tokens`: tokens of a prefix block, None where the trace has none. `left_out`: rows
-    without a prompt or without an answer, which failed or were cancelled there.
+    `block_tokens`: tokens of a prefix block, None where the trace has none.
     """
 
     name: str
     sha256: str
     requests: tuple[TracedRequest, ...]
     block_tokens: int | None = None
-    left_out: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """The time of the last arrival."""
-        return self.requests[-1].at_s if self.requests else 0.0
 
     def window(self, from_s: float, until_s: float = inf) -> Trace:
         """Returns the requests that arrived in that part, `until_s` excluded, from its start on.
@@ -95,7 +88,7 @@ class Trace:
         if not found:
             raise UnreadableFile(
                 f"{self.name}: no request arrived from {from_s:g} to {until_s:g} s: the window "
-                f"must overlap the {self.seconds:g} s of the trace"
+                f"must overlap the {self.requests[-1].at_s:g} s of the trace"
             )
         return replace(self, requests=found)
 
@@ -192,6 +185,7 @@ def read(path: Path | str) -> Trace:
     lines = [(line, _row(document, f"{name}:{line}: ")) for line, document in stated]
     block_tokens = _block_tokens(name, lines)
     in_ms = block_tokens == _MOONCAKE and all(row.is_whole for _, row in lines)
+    # Those without a prompt or without an answer failed, or were cancelled there.
     kept = [row for _, row in lines if row.prompt_tokens and row.output_tokens]
     if not kept:
         raise UnreadableFile(f"{path}: the file must contain at least one answered request")
@@ -203,8 +197,7 @@ def read(path: Path | str) -> Trace:
         )
         for row in sorted(kept, key=lambda row: row.at_s)
     )
-    digest, left_out = sha256(content).hexdigest(), len(lines) - len(kept)
-    return Trace(path.name, digest, tuple(requests), block_tokens, left_out)
+    return Trace(path.name, sha256(content).hexdigest(), tuple(requests), block_tokens)
 
 
 def _row(stated: object, place: str) -> _Row:

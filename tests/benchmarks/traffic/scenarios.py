@@ -65,7 +65,7 @@ def rate_of(kind: Kind, replay: Replay, capacity_per_s: float) -> float:
 
 def seconds_of(kind: Kind, replay: Replay, seconds: float) -> float:
     """Returns how long a scenario lasts: a trace with its own times is not repeated."""
-    return min(seconds, replay.trace.seconds) if kind.load is None else seconds
+    return min(seconds, replay.trace.requests[-1].at_s) if kind.load is None else seconds
 
 
 def clients(kind: Kind) -> BulkClients | None:

@@ -110,7 +110,6 @@ def test_burstgpt_times_are_seconds_and_failed_requests_are_left_out(file: Path)
     )
     found = parsed(file, text)
     assert found.requests == (TracedRequest(0.0, 472, 18), TracedRequest(2.5, 417, 276))
-    assert found.left_out == 1
 
 
 def test_guidellm_times_are_seconds_in_csv_and_in_json(file: Path) -> None:
@@ -224,7 +223,7 @@ def test_excerpts_of_public_traces(
     found = read(EXCERPTS / name)
     seconds = Counter(int(each.at_s) for each in found.requests)
     assert (len(found.requests), max(seconds.values())) == (rows, busiest)
-    assert (found.block_tokens, found.left_out) == (block_tokens, 0)
+    assert found.block_tokens == block_tokens
 
 
 def test_error_about_a_file_that_is_no_trace_is_short_and_printable(file: Path) -> None:
