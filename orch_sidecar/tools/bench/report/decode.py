@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Final
 
 from orch_sidecar.tools.bench.decode.result import (
@@ -67,7 +66,6 @@ def decode_report(found: DecodeResult) -> Page:
         page.section("By batch")
         rows = [[cell(point) for _, cell in _COLUMNS] for point in found.points]
         page.table([head for head, _ in _COLUMNS], rows, texts=0)
-        page.text(_sweep_line(found.points))
         page.text(fit_text(found.fit))
         page.charts(_charts(found.points, found.fit))
     page.section("What was measured, and how")
@@ -138,15 +136,6 @@ def _window_line(first: Run, last: Run) -> str:
         f"WINDOW {first.window_ms:g} -> {last.window_ms:g} ms: "
         f"p95 TTFT {1000 * before.p95:.3f} -> {1000 * after.p95:.3f} ms "
         f"({percent(after.p95 / before.p95 - 1, sign=True)})"
-    )
-
-
-def _sweep_line(points: Sequence[Point]) -> str:
-    first, last = points[0], points[-1]
-    grows = all(before.tokens_per_s < after.tokens_per_s for before, after in pairwise(points))
-    return (
-        f"b {first.batch} -> {last.batch}: {last.speed_up:.2f} times the tokens/s, "
-        f"{'more' if grows else 'not more'} with each b"
     )
 
 

@@ -9,7 +9,7 @@ from orch_sidecar.tools.bench.report.measures import Measure, measures_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Curve, Fit, Point, Sweep
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, apart, by_size
+from orch_sidecar.tools.drawing.chart import Chart, Series, apart, by_size
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 
@@ -137,6 +137,13 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     good = series("within the SLO", "goodput", 2)
     batches = [p.batch for p in sweep.points if p.result.is_sound and p.tpot_p50_ms]
     tpot = [*fit_series(sweep.fit, batches), *series("p50", "TPOT p50", by_batch=True)]
+    # What one user gets against what an accelerator makes.
+    accelerators = sweep.results[0].engine.gpu_count
+    speeds = (
+        (point.result.is_sound, 1000 / ms, point.figures.tokens_per_s / (accelerators or 1), None)
+        for point in sweep.points
+        if (ms := point.tpot_p50_ms)
+    )
     charts = [
         ("Throughput", "; ".join(["With 95 % intervals", *limits(sweep)]), _CLIENTS, "tokens/s",
          series("measured", "throughput"), False),
@@ -144,23 +151,13 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         ("Time per output token", fit_text(sweep.fit), "sequences per step", "ms", tpot, True),
         ("Goodput", "Answers per second, and those of them within the SLO.", _CLIENTS,
          "requests/s", good and [*series("answers", "answers"), *good], True),
+        ("Throughput and speed",
+         "From the fewest concurrent requests at the right to the most at the left.",
+         "tokens/s per user (1 / TPOT p50)",
+         f"tokens/s {'per accelerator' if accelerators else 'of the machine'}",
+         apart(speeds, Series("measured", (), ())), True),
     ]  # fmt: skip
-    return [by_size(*chart) for chart in charts if chart[4]] + list(_pareto(sweep))
-
-
-def _pareto(sweep: Sweep) -> Iterator[Chart]:
-    """Yields what one user gets against what an accelerator makes, along the concurrencies."""
-    accelerators = sweep.results[0].engine.gpu_count
-    found = (
-        (point.result.is_sound, 1000 / ms, point.figures.tokens_per_s / (accelerators or 1), None)
-        for point in sweep.points
-        if (ms := point.tpot_p50_ms)
-    )
-    if series := apart(found, Series("measured", (), ())):
-        about = "From the fewest concurrent requests at the right to the most at the left."
-        whole = f"tokens/s {'per accelerator' if accelerators else 'of the machine'}"
-        user = Axis("tokens/s per user (1 / TPOT p50)")
-        yield Chart("Throughput and speed", about, user, Axis(whole), series)
+    return [by_size(*chart) for chart in charts if chart[4]]
 
 
 def fit_text(fit: Fit | None) -> str:
