@@ -66,6 +66,27 @@ def test_drain_that_was_ordered_for_the_pool_outlives_its_engine(by: OrderedBy) 
     assert reason_of(core.arrive("a", interactive(), 1.0)) is Reason.DRAINING
 
 
+def test_queued_request_that_can_no_longer_fit_is_refused_when_slots_shrink() -> None:
+    core = core_of(4)
+    fill(core, interactive(4), "a")
+    queue(core, interactive(4), "large")
+    queue(core, interactive(1), "small")
+    decisions = core.engine_reports(report(2, "e2"), 1.0)
+    assert refused(decisions) == {"large": Reason.COST_EXCEEDS_SLOTS}
+    assert granted(decisions) == ["small"]
+
+
+def test_grants_are_counted_by_class() -> None:
+    core = core_of(1)
+    fill(core, interactive(), "a")
+    queue(core, bulk(), "b")
+    core.arrive("c", bulk(9), 0.0)
+    core.release("a", 1.0)
+    core.arrive("d", interactive(may_queue=False), 2.0)
+    status = core.status(0.0)
+    assert (status.interactive.granted, status.bulk.granted, status.granted) == (1, 1, 2)
+
+
 def test_jitter_is_by_chance_unless_it_is_given() -> None:
     def retry_after_ms(jitter: random.Random | None) -> int | None:
         core = AdmissionController(rules(), jitter)
