@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,10 +63,3 @@ async def test_coming_and_going_at_two_sidecars_stays_within_the_slots(
     for each in seen.values():
         # Some would start later than their SLO allows; a machine may stop the engine for seconds.
         assert set(each) <= {"200", "left", "429", "stale"}
-
-
-async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:
-    """Reads a response that has a length."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-    return int(head.split(" ")[1]), json.loads(await reader.readexactly(length))

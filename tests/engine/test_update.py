@@ -58,7 +58,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 # The old engine is a start of its own. What a sidecar takes an old engine's state for is in
-# tests/integration/test_many_sidecars_faults.py.
+# tests/integration/test_many_sidecars.py.
 @pytest.fixture(params=[NEW, pytest.param(OLD, marks=pytest.mark.long)])
 def served(
     request: pytest.FixtureRequest, stacks: Stacks, logs: Path, before: dict[str, str]

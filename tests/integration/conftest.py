@@ -22,6 +22,8 @@ from orch_sidecar.config.resolve import rules_of
 from orch_sidecar.config.settings import SidecarSettings
 from tests.integration.echo import Echo
 from tests.integration.held import Held
+from tests.integration.keyed import KeyRing
+from tests.integration.live import Readers
 from tests.integration.otlp import Collect, Collector, grpc_collector, http_collector
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_answers import AnswerScript
@@ -184,6 +186,20 @@ def _left_over(before: set[asyncio.Task[Any]], engine: ScriptedEngine) -> list[a
 async def sidecar(start: Start) -> Running:
     """A sidecar that is ready."""
     return await start()
+
+
+@pytest.fixture
+async def keyed(start: Start, ring: KeyRing) -> Running:
+    """A sidecar whose clients need the keys of the module's `ring`."""
+    return await start(api_keys_file=ring.path)
+
+
+@pytest.fixture
+async def readers() -> AsyncIterator[Readers]:
+    """Readers of live documents."""
+    made = Readers()
+    yield made
+    await made.close()
 
 
 @pytest.fixture

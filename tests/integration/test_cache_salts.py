@@ -26,11 +26,6 @@ def ring(tmp_path: Path) -> KeyRing:
     return ring
 
 
-@pytest.fixture
-async def keyed(start: Start, ring: KeyRing) -> Running:
-    return await start(api_keys_file=ring.path)
-
-
 async def salt_of(
     running: Running, engine: ScriptedEngine, *headers: Header, path: str = CHAT, **body: Any
 ) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,6 @@ def _heads() -> Iterator[bytes]:
             for shown in (text, escaped):
                 for method in (b"GET", b"DELETE", b"PUT", b"P" + text):
                     yield _request(method, target.replace(b"%b", shown))
-
-
-@pytest.fixture
-async def readers() -> AsyncIterator[Readers]:
-    made = Readers()
-    yield made
-    await made.close()
 
 
 async def _sent(running: Running, request: bytes) -> bytes:

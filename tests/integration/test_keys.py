@@ -30,11 +30,6 @@ def ring(tmp_path: Path) -> KeyRing:
     return ring
 
 
-@pytest.fixture
-async def keyed(start: Start, ring: KeyRing) -> Running:
-    return await start(api_keys_file=ring.path)
-
-
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 async def test_key_opens_as_bearer_and_as_x_api_key_and_goes_no_further(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine, path: str

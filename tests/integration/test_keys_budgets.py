@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.client import MESSAGES, Response
 from tests.integration.keyed import KeyRing
-from tests.integration.running import Running, Start
+from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
 from tests.integration.wire import Answer
@@ -24,11 +24,6 @@ def ring(tmp_path: Path) -> KeyRing:
     ring.add("small", tokens_per_minute=600)
     ring.add("prometheus", metrics=True)
     return ring
-
-
-@pytest.fixture
-async def keyed(start: Start, ring: KeyRing) -> Running:
-    return await start(api_keys_file=ring.path)
 
 
 def left(response: Response, what: str) -> int:

@@ -11,7 +11,7 @@ from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, Response
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import breaks_off, resets
 
@@ -23,11 +23,6 @@ def ring(tmp_path: Path) -> KeyRing:
     ring.add("two", concurrency=2)
     ring.add("bulk", bulk=True)
     return ring
-
-
-@pytest.fixture
-async def keyed(start: Start, ring: KeyRing) -> Running:
-    return await start(api_keys_file=ring.path)
 
 
 def in_use(running: Running, name: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from tests.integration.scripted_engine import ScriptedEngine
 from tests.patience import HANG_S
 
 LIVE = "live document"
-
-
-@pytest.fixture
-async def readers() -> AsyncIterator[Readers]:
-    made = Readers()
-    yield made
-    await made.close()
 
 
 async def ended(reader: LiveReader) -> None:

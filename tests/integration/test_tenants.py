@@ -5,7 +5,6 @@ A rival asks for everything that there is, and guesses prompts.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,6 @@ async def keyed(start: Start, ring: KeyRing, engine: ScriptedEngine) -> Running:
     running = await start(api_keys_file=ring.path)
     await eventually(lambda: "prefix_cache" in (running.pool.watcher.document or {}))
     return running
-
-
-@pytest.fixture
-async def readers() -> AsyncIterator[Readers]:
-    made = Readers()
-    yield made
-    await made.close()
 
 
 async def asked(running: Running, path: str, *headers: Header, operator: bool = False) -> Response:
