@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 from tests.integration.backlogs import instance
 from tests.integration.client import AT_ONCE, CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
-from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.scripted_engine import ScriptedEngine
 
 
 async def with_adapters(engine: ScriptedEngine, *names: str, max_loras: int = 1) -> None:
@@ -100,24 +98,6 @@ async def test_sidecars_learn_of_each_other_s_adapters_and_of_what_is_wanted(
     held.release_all()
     for client in (waits, plain, later):
         assert (await client.response()).status == 200
-
-
-async def test_adapters_stay_where_they_are_loaded(
-    engine: ScriptedEngine, another: Engine, start: Start
-) -> None:
-    names = ("a", "b", "c", "d")
-    await with_adapters(engine, *names, max_loras=2)
-    other = await another()
-    await with_adapters(other, *names, max_loras=2)
-    pools = {"cloud": engine.url, "other": other.url}
-    running = await start(
-        pools=[{"name": name, "url": url, "profile": "cloud"} for name, url in pools.items()]
-    )
-    client, order = await running.client(), random.Random(1)
-    for _ in range(60):
-        assert (await client.post(CHAT, model=order.choice(names))).status == 200
-    loads = [each.engine_state.adapter_use.loads_total for each in (engine, other)]
-    assert sum(loads) == len(names), loads
 
 
 async def test_engine_of_api_version_1_2_is_told_and_its_own_sidecar_counts(

@@ -142,15 +142,3 @@ async def test_slow_client_holds_no_lease_that_the_engine_has_done_with(
     response = await client.response()
     assert len(response.body) == 64 * (MEGABYTE // 8 + 8)
     await sidecar.idle()
-
-
-async def test_client_that_does_not_read_and_leaves_ends_the_engines_request(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    engine.scripts.append(hose := Firehose(64))
-    client = await reader(await sidecar.client(receive_buffer=SMALL_BUFFER))
-    await standstill(hose)
-    client.reset()
-    await sidecar.idle()
-    assert engine.present == 0
-    assert not hose.ended

@@ -25,15 +25,6 @@ async def test_entry_whose_only_pool_is_away_is_ready_to_report_it(
     assert_unavailable(refused, "engine_down")
 
 
-async def test_sidecar_beside_the_engine_that_is_away_is_not_ready(
-    lower: Running, engine: ScriptedEngine
-) -> None:
-    await engine.stop()
-    await eventually(lambda: lower.sidecar.state == "down")
-    ready = await readiness(lower)
-    assert (ready.status, ready.json()["ready"]) == (503, False)
-
-
 async def test_entry_is_not_ready_before_it_has_looked_at_each_of_its_pools(
     start: Start, lower: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:

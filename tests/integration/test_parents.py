@@ -235,20 +235,3 @@ async def test_entry_with_the_key_of_a_sidecar_is_served_by_its_child(
     await gone.close()
     await empty(entry, child)
     assert not books.has_claims
-
-
-async def test_entry_with_the_key_of_a_client_says_what_its_child_wants(
-    start: Start, ring: KeyRing
-) -> None:
-    child = await start(parents="keys", api_keys_file=ring.path)
-    for name, expected in (("alice", "sidecar: true"), (None, "api_key")):
-        more = {} if name is None else {"api_key": ring.keys[name]}
-        entry = await start(pools=[tier(child, **more)], wait=False)
-        await eventually(lambda entry=entry: entry.sidecar.state == "unusable")  # type: ignore[misc]
-        client = await entry.client()
-        refused = await client.post()
-        assert (refused.status, refused.error["code"]) == (503, "engine_refuses_key")
-        assert expected in refused.error["message"]
-        assert expected in (await client.get("/readyz")).body.decode()
-        health = (await client.get("/v1/pools/lower/health")).json()
-        assert not health["ready"]

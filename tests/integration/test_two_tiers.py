@@ -140,26 +140,6 @@ async def test_lower_that_restarts_is_followed_again_and_nobody_is_lost(
     await empty(parent_leases, second)
 
 
-async def test_lower_that_is_killed_fails_what_it_had_and_no_more(
-    start: Start, lower: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    parent_leases = await above(start, lower)
-    client = await started(parent_leases, path=MESSAGES)
-    await eventually(lambda: held.waiting)
-    for connection in lower.connections:
-        assert connection.transport is not None
-        connection.transport.abort()
-    response = await client.response()
-    assert (response.status, response.error["code"]) == (502, "engine_failed")
-    await parent_leases.ready()
-    await eventually(lambda: not held.waiting)
-    await empty(parent_leases, lower)
-    again = await started(parent_leases, path=MESSAGES)
-    await eventually(lambda: held.waiting)
-    held.release()
-    assert (await again.response()).status == 200
-
-
 async def test_lower_that_drains_takes_nothing_new_and_finishes_what_it_has(
     parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:

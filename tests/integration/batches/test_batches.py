@@ -294,26 +294,6 @@ async def test_small_batches_run_beside_each_other(batches: Batches, held: Held)
         assert (await batches.until(each)).status == "completed"
 
 
-async def test_owners_take_turns(
-    start: Start, client: MakeClient, held: Held, engine: ScriptedEngine, tmp_path: Path
-) -> None:
-    keys = KeyRing(tmp_path)
-    alice, bob = keys.add("alice"), keys.add("bob")
-    running = await start(batches=str(tmp_path / "batches"), api_keys_file=keys.path)
-    first, second = client(running, alice), client(running, bob)
-    large = await first.create(some(200))
-    await eventually(lambda: len(held.waiting) == 4)
-    small = await second.create(some(4, max_tokens=7))
-    await second.until(small, "in_progress")
-    for _ in range(24):  # those that are with admission already, and as many others
-        await eventually(lambda: held.waiting)
-        held.release()
-    assert sum("max_tokens" in each.json() for each in engine.generating) == 4
-    let_go(engine, held)
-    assert (await second.until(small)).status == "completed"
-    assert (await first.until(large)).status == "completed"
-
-
 async def test_quota_of_rows_holds_for_all_batches_of_a_key(
     start: Start, client: MakeClient, engine: ScriptedEngine, held: Held, tmp_path: Path
 ) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -17,12 +17,10 @@ from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
 from orch_sidecar.observability.otlp.settings import ExportSettings
 from orch_sidecar.observability.tracing import LossReason
-from tests.integration.running import eventually
 from tests.orch_sidecar.observability.otlp.grpc_receivers import failing, grpc_receiver, returning
 from tests.orch_sidecar.observability.otlp.http_receivers import (
     answer,
     closing,
-    deaf,
     http_receiver,
 )
 from tests.orch_sidecar.observability.otlp.sdk_bytes import Traces, header_names
@@ -32,7 +30,6 @@ SPANS_OF_A_TRACE = ["admission.wait", "engine.request", "/v1/chat"]
 HTTP, GRPC = "http/protobuf", "grpc"
 
 # Yields the port of a collector that fails so many times, and the bodies of its requests.
-Collect = Callable[[int], AbstractAsyncContextManager[tuple[int, Sequence[tuple[object, bytes]]]]]
 
 
 @pytest.fixture(params=[HTTP, GRPC])
@@ -98,17 +95,3 @@ async def test_every_span_arrives_once_whatever_failed_before(
         assert header_names(body) == SPANS_OF_A_TRACE * 20
     expected = (traces.request(traces.traces[:20]), traces.request(traces.traces[20:]))
     assert (first, second) == expected
-
-
-async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
-    protocol: str,
-) -> None:
-    traces = Traces(4)
-    async with http_receiver(deaf) as receiver:
-        batcher = batcher_to(receiver.port, protocol, traces)
-        before = asyncio.all_tasks()
-        for trace in traces.traces:
-            batcher.queue.offer(trace, 3)
-        await batcher.close(0.3)
-        assert batcher.counts.dropped == NONE | {"undelivered": 12}
-        await eventually(lambda: asyncio.all_tasks() <= before | receiver.tasks)
