@@ -90,20 +90,6 @@ async def test_refused_admission_is_answered_by_each_handler() -> None:
     assert not broadcast.is_joinable
 
 
-async def test_others_continue_when_the_first_subscriber_leaves() -> None:
-    broadcast = broadcast_of()
-    leader, other = Client("leader").join(broadcast), Client("other").join(broadcast)
-    engine = Engine(broadcast)
-    engine.sends(STREAM[: len(STREAM) // 2])
-    leader.leave()
-    before = leader.data
-    engine.sends(STREAM[len(STREAM) // 2 :])
-    assert other.body == whole_for("other")
-    assert leader.data == before
-    assert not leader.subscriber.done.done(), "its handler is gone: nobody is notified"
-    assert not broadcast.abandoned
-
-
 async def test_generation_is_cancelled_when_the_last_subscriber_leaves() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "abc"]
@@ -118,20 +104,6 @@ async def test_generation_is_cancelled_when_the_last_subscriber_leaves() -> None
     assert not broadcast.is_joinable
     clients[0].subscriber.stop()
     assert broadcast.abandoned
-
-
-async def test_queued_generation_is_cancelled_when_all_subscribers_leave() -> None:
-    broadcast = broadcast_of()
-    Client("a").join(broadcast).leave()
-    assert broadcast.abandoned
-
-
-async def test_subscriber_that_was_answered_cancels_nothing() -> None:
-    broadcast = broadcast_of()
-    client = Client("a").join(broadcast)
-    Engine(broadcast).sends(STREAM)
-    client.leave()
-    assert not broadcast.abandoned
 
 
 async def test_closing_connection_gets_no_more_bytes() -> None:

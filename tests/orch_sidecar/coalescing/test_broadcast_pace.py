@@ -27,20 +27,6 @@ def expected(name: str, count: int) -> bytes:
     return event("x" * 1000, name) * count
 
 
-async def test_slow_client_within_the_limit_continues_when_it_reads() -> None:
-    broadcast = broadcast_of(BOUND)
-    fast, slow = Client("fast").join(broadcast), Client("slow", room=100).join(broadcast)
-    engine = Engine(broadcast)
-    engine.sends(STREAM_HEAD)
-    sends(engine, 8)
-    assert fast.body == expected("fast", 8)
-    assert slow.body == expected("slow", 1)
-    slow.read()
-    assert slow.body == expected("slow", 8)
-    engine.sends(b"0\r\n\r\n")
-    assert slow.ended_well
-
-
 async def test_response_cannot_be_joined_once_bytes_were_dropped() -> None:
     broadcast = broadcast_of(BOUND)
     client = Client("a").join(broadcast)
@@ -74,17 +60,6 @@ async def test_client_beyond_the_limit_gets_an_error_in_its_stream() -> None:
     assert error_in(got.body)["code"] == "client_stalled"
     assert engine.transport.reading
     assert not fast.subscriber.done.done()
-
-
-async def test_only_clients_beyond_the_limit_get_an_error() -> None:
-    broadcast = broadcast_of(BOUND)
-    Client("fast").join(broadcast)
-    slow, slowest = (Client(name, room=r).join(broadcast) for name, r in (("b", 4000), ("c", 10)))
-    engine = Engine(broadcast)
-    engine.sends(STREAM_HEAD)
-    sends(engine, 12)
-    assert not slow.subscriber.done.done()
-    assert slowest.subscriber.done.done()
 
 
 async def test_single_subscriber_pauses_the_engine() -> None:

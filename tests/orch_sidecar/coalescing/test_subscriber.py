@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import Reason
 from orch_sidecar.wire.stall_watchdog import StallWatchdog
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
@@ -143,20 +143,6 @@ async def test_only_the_client_that_reads_nothing_is_dropped() -> None:
     assert stalled.subscriber.failure is not None
     assert stalled.subscriber.failure.reason is Reason.CLIENT_STALLED
     assert reads.ended_well
-
-
-async def test_shutdown_ends_all_responses() -> None:
-    broadcast = broadcast_of()
-    clients = [Client(name).join(broadcast) for name in "ab"]
-    watch = StallWatchdog(1.0, 1.0)
-    for client in clients:
-        watch.add(client.writer)
-    engine = Engine(broadcast)
-    engine.sends(STREAM_HEAD, chunk(EVENTS[0]))
-    watch.end_all(Refusal(Reason.DRAINING, "this sidecar is shutting down"))
-    for client in clients:
-        assert error_in(client.body)["code"] == "draining"
-    assert engine.transport.closed
 
 
 async def test_each_client_has_its_own_time_of_the_last_token() -> None:

@@ -25,7 +25,6 @@ from orch_sidecar.pools.placement.routing import PrefixUse
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from tests.orch_sidecar.admission.gates import opened
-from tests.orch_sidecar.snapshots import SINGLE
 
 STEP_TIME = StepTime(8.0, 0.5, 1.0, 8)
 
@@ -104,18 +103,6 @@ async def test_some_of_many_pools_predict_where_requests_have_to_wait_and_all_of
     assert len(asked) == MAX_POOLS_COMPARED
 
 
-async def test_every_slot_is_used_before_any_request_waits(registry: PoolRegistry) -> None:
-    for _ in range(20 * 8):
-        take(registry)  # fails if it is queued
-    assert {pool.ledger.room for pool in registry} == {0}
-
-
-async def test_load_stays_even(registry: PoolRegistry) -> None:
-    for _ in range(100):
-        take(registry)
-    assert {pool.gate.ledger.leased for pool in registry} <= {3, 4, 5, 6, 7}
-
-
 async def test_pool_that_changes_is_looked_at_again(registry: PoolRegistry) -> None:
     full, drained, gone, *others = registry.all
     reports(full, foreign=8)
@@ -140,19 +127,6 @@ async def test_pinned_pool_is_chosen_whatever_the_others_do(registry: PoolRegist
     assert isinstance(refused, Refusal)
     assert refused.message == "gone"
     assert placed(registry, call(pool="e-07", prefers=True)).pool is not busy
-
-
-async def test_preferred_group_and_measurement_type_are_found_among_many() -> None:
-    names = [f"e-{number:02}" for number in range(20)]
-    made = registry_of(*map(entry, names), entry("home", "home", on_request=True))
-    for pool in made:
-        reports(pool, slots=1 if pool.name == "home" else 8)
-    assert {take(made) for _ in range(8 * len(names))} == set(names)
-    found = placed(made, call(measurement_type=SINGLE))
-    assert (found.pool.name, found.reason) == ("home", By.MEASUREMENT_TYPE)
-    assert placed(made, call(pool="home")).reason is By.PINNED
-    reports(made["home"], slots=1, foreign=1)
-    assert placed(made, call(pool="home", prefers=True)).pool.name == "home"
 
 
 async def test_conversation_stays_where_its_prefix_is_until_that_pool_has_too_much(

@@ -83,13 +83,6 @@ def test_engine_that_is_faster_once_it_begins_is_compared_with_a_free_slot() -> 
     assert made.draw(request()) == ["slow"]
 
 
-def test_where_a_request_waits_everywhere_four_are_compared() -> None:
-    made = Candidates(Random(SEED))
-    for number in range(20):
-        made.update(str(number), standing(kind(), 0.030, free=0, queue_depth=0, room=0))
-    assert len(set(made.draw(request()))) == 4
-
-
 def test_slow_engine_stands_behind_a_fast_one_with_more_to_do() -> None:
     slow = standing(kind(), 0.090, free=8, queue_depth=0, room=8)
     fast = standing(kind(), 0.035, free=1, queue_depth=0, room=1)
@@ -158,33 +151,6 @@ def test_kinds_that_can_be_compared_are_and_of_others_the_best_is_drawn_too() ->
     made.update("new", Standing(unknown, -8, 0))
     made.update("newer", Standing(unknown, -7, 0))
     assert {"new", "newer"} < set(made.draw(request()))
-
-
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        (request(), {"cloud"}),
-        (request("x"), {"x"}),
-        (request("nobody's"), set()),
-        (request(""), {"cloud", "x"}),
-        (request(measurement_type=SINGLE), {"home"}),
-        (request(pool="home"), {"home"}),
-        (request(pool="nowhere"), set()),
-        (request(pool="nowhere", prefers=True), {"cloud", "home"}),
-        (request(cost=9), set()),
-        (request(tokens=2049), set()),
-        (request(cost=8, tokens=2048), {"cloud"}),
-    ],
-)
-def test_only_pools_that_could_serve_a_request_are_drawn(
-    asked: PlacementRequest, found: set[str]
-) -> None:
-    made = Candidates(Random(SEED))
-    made.update("cloud", Standing(kind(), 1.0, 0))
-    home = kind("home", measurement_type=SINGLE, on_request=True, slots_total=1)
-    made.update("home", Standing(home, 1.0, 0))
-    made.update("x", Standing(kind("x", models=frozenset({"x"})), 1.0, 0))
-    assert drawn(made, asked, times=20) == found
 
 
 def test_load_is_that_of_all_that_could_serve_the_request() -> None:
