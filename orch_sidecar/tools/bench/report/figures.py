@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
@@ -25,6 +26,7 @@ from orch_sidecar.tools.drawing.chart import (
 )
 from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.labels.figures import percentile
+from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot
 
@@ -74,7 +76,7 @@ def distribution(times: Times) -> Chart:
 
 
 def over_time(result: Result) -> Iterator[Chart]:
-    """Yields tokens per second over the time of the run, if it has any."""
+    """Yields tokens per second, then batch and queue, over the time of the run, if it has any."""
     answers = list(served(result.calls))
     edges = edges_of(answers, min(_MOST_TIMES, max(10, len(answers) // _LEAST_IN_BIN)))
     if not edges:
@@ -82,15 +84,42 @@ def over_time(result: Result) -> Iterator[Chart]:
     width_s = edges[1] - edges[0]
     rates = [amount / width_s for amount in spread(tokens(answers), edges)]
     mean = fmean(rates)
+    time = Axis("seconds since the start of the run", low=edges[0], high=edges[-1])
     yield Chart(
         "Throughput",
         f"Generated tokens per second, in parts of {number_text(width_s)} s. The tokens of an "
         "answer count as evenly spread.",
-        Axis("seconds since the start of the run", low=edges[0], high=edges[-1]),
+        time,
         Axis("tokens/s"),
         [Series("tokens/s", edges, rates, look=Look.BARS)],
         [Marked(f"mean {number_text(mean)}", mean, horizontal=True)],
     )
+    waits = [
+        Interval(each.sent_s, each.sent_s + each.queue_ms / 1000)
+        for each in result.calls
+        if each.sent_s is not None and each.queue_ms is not None
+    ]
+    slots = result.engine.slots_total
+    yield Chart(
+        "Batch and queue",
+        "Answers between their first and last token, by the client's times. Waiting: for a slot, "
+        f"as the sidecar reported of {len(waits)} requests.",
+        time,
+        Axis("requests, mean of each part"),
+        [
+            _open("answers in generation", [each.generation for each in answers], edges, "-"),
+            _open("requests that wait", waits, edges, "--"),
+        ],
+        [Marked(f"{slots} slots", float(slots), horizontal=True)] if slots else [],
+    )
+
+
+def _open(name: str, intervals: Sequence[Interval], edges: Sequence[float], line: str) -> Series:
+    """Returns how many intervals are open in each part, in the mean."""
+    seconds = spread([(each, each.end - each.start) for each in intervals], edges)
+    middles = [(start + end) / 2 for start, end in pairwise(edges)]
+    means = [each / (edges[1] - edges[0]) for each in seconds]
+    return Series(name, middles, means, line, marker="", color=int(line != "-"))
 
 
 def steps_by_batch(result: Result) -> Iterator[Chart]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from functools import cache
 
+import pytest
+
 from orch_sidecar.tools.bench.load.call import ClientHealth
+from orch_sidecar.tools.bench.report.figures import over_time
+from orch_sidecar.tools.bench.report.measures import served
 from orch_sidecar.tools.bench.report.run import run_report
 from orch_sidecar.tools.bench.results.result import Status, Trial
 from orch_sidecar.tools.bench.results.summary import result_of
@@ -63,9 +67,21 @@ def test_report_shows_the_figures_of_the_result_with_intervals() -> None:
 
 def test_report_has_every_picture() -> None:
     assert of_online().charts == [
-        *TIMES, "Wait for a slot, by the sidecar's report", "Throughput",
+        *TIMES, "Wait for a slot, by the sidecar's report", "Throughput", "Batch and queue",
         "Decode steps by batch",
     ]  # fmt: skip
+
+
+def test_batch_over_time_adds_up_to_the_time_of_generation() -> None:
+    result = online()
+    _, batch = over_time(result)
+    generating, waiting = batch.series
+    width_s = generating.xs[1] - generating.xs[0]
+    expected = [each.generation for each in served(result.calls)]
+    seconds = sum(each.end - each.start for each in expected)
+    assert sum(generating.ys) * width_s == pytest.approx(seconds)
+    waited_ms = [each.queue_ms for each in result.calls if each.queue_ms is not None]
+    assert sum(waiting.ys) * width_s == pytest.approx(sum(waited_ms) / 1000)
 
 
 def test_search_for_a_rate_shows_goodput_by_rate() -> None:
