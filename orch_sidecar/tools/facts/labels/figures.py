@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orch_sidecar.tools.facts.labels.intervals import Interval, most
+from orch_sidecar.tools.facts.tables.notes import TIMES
 from orch_sidecar.tools.facts.tables.publication import estimate
 
 # The percentiles of a spread, by their names.
@@ -183,14 +184,13 @@ def figures(served: Sequence[CompletedRequest]) -> Totals:
     window_s = max(each.ended_s for each in served) - min(each.arrived_s for each in served)
     if window_s <= 0:
         raise ValueError("the window from the first arrival to the last end has no length")
-    times = {name: [each.times_s[name] for each in served] for name in ("ttft", "tpot", "latency")}
     return Totals(
         requests=len(served),
         window_s=window_s,
         input_tokens=sum(each.input_tokens for each in served),
         output_tokens=sum(each.output_tokens for each in served),
         times_s={
-            name: spread([value for value in values if value is not None])
-            for name, values in times.items()
+            name: spread([at_s for each in served if (at_s := each.times_s[name]) is not None])
+            for name in TIMES
         },
     )
