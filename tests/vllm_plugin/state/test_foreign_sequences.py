@@ -7,39 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.fuzz import examples
-from tests.vllm_plugin.examples import THEM, US, enter, lease_of
+from tests.vllm_plugin.examples import US, enter, lease_of
 from vllm_plugin.state.leases import BOUND_LASTS_S, Leases
-
-
-def test_unleased_request_counts_for_as_many_sequences_as_the_engine_reports() -> None:
-    leases = Leases()
-    enter(leases, lease_of(US, 1, cost=4))
-    enter(leases, None)
-    leases.reported(4, 10.0)
-    assert leases.foreign_to(US) == 1, "it may not have reached the scheduler yet"
-    assert leases.reported(9, 10.1)
-    assert leases.foreign_to(US) == 5
-    assert leases.foreign_to(THEM) == 9
-
-
-def test_count_falls_within_a_second_while_leases_enter() -> None:
-    """A request of five sequences left, another stays, and a lease enters every 0.5 s."""
-    leases = Leases()
-    enter(leases, None)
-    big = enter(leases, None)
-    leases.reported(6, 10.0)
-    assert leases.foreign_to(US) == 6
-    leases.leave(big)
-    number, at_s, entered = 0, 10.0, []
-    while at_s < 12.0:
-        at_s += 0.1
-        number += 1
-        if number % 5 == 0:
-            enter(leases, lease_of(US, number))
-            entered.append(number)
-        leases.reported(1 + max(0, len(entered) - 1), at_s)  # all but the newest
-        if at_s > 10.0 + BOUND_LASTS_S + 0.1:
-            assert leases.foreign_to(US) == 1
 
 
 def test_clock_that_is_set_back_discards_old_bounds() -> None:
@@ -51,23 +20,6 @@ def test_clock_that_is_set_back_discards_old_bounds() -> None:
     enter(leases, lease_of(US, 1, cost=5))
     leases.reported(6, 13.0)
     assert leases.foreign_to(US) == 1
-
-
-def test_sequences_that_outlive_their_request_are_foreign_after_two_reports() -> None:
-    """As a background response does; a request that was just aborted is in one more report."""
-    leases = Leases()
-    enter(leases, lease_of(US, 1, cost=1))
-    leases.reported(2, 10.0)
-    assert leases.foreign_to(US) == 0
-    leases.reported(2, 10.1)
-    assert leases.foreign_to(US) == 1
-    enter(leases, lease_of(US, 2, cost=1))
-    leases.reported(2, 10.2)
-    assert leases.foreign_to(US) == 1, "an entering lease does not hide it"
-    leases.reported(3, 10.3)
-    leases.reported(2, 10.4)
-    leases.reported(2, 11.5)
-    assert leases.foreign_to(US) == 0
 
 
 class ForeignMachine(RuleBasedStateMachine):

@@ -18,7 +18,6 @@ from orch_sidecar.admission.constraints.batch import (
 from orch_sidecar.admission.types import StepTime
 from tests.orch_sidecar.admission.examples import (
     BULK,
-    INTERACTIVE,
     STEP_TIME,
     bulk_only,
     class_rules,
@@ -83,12 +82,6 @@ def test_the_dead_band_does_not_keep_the_last_slots_free() -> None:
     assert limits_for(of_rules, 64, STEP_TIME, before=before).interactive == 64
 
 
-def test_batch_is_the_largest_whose_step_keeps_the_slo() -> None:
-    limits = limits_for(of_slos(20.0, 40.0), 64, STEP_TIME)
-    assert (limits.interactive, limits.bulk) == (10, 30)
-    assert limits.measured
-
-
 def test_slo_per_token_lets_a_step_of_several_tokens_take_as_much_longer() -> None:
     """Speculative decoding; a first token waits for whole steps all the same."""
     drafting = StepTime(10.0, 1.0, 1.0, 64, tokens=2.0)
@@ -105,13 +98,6 @@ def test_bulk_beside_interactive_requests_keeps_their_slo() -> None:
 
 def test_bulk_beside_interactive_requests_has_its_least_batch_whatever_their_slo() -> None:
     assert limits_for(of_slos(12.0, 40.0), 64, STEP_TIME).mixed == 16
-
-
-def test_batch_stays_within_the_bounds_of_the_profile() -> None:
-    assert limits_for(of_slos(11.0, 11.0), 64, STEP_TIME).batch(INTERACTIVE) == 4
-    assert limits_for(of_slos(11.0, 11.0), 64, STEP_TIME).batch(BULK) == 16
-    assert limits_for(of_slos(500.0, 500.0), 1024, STEP_TIME).batch(INTERACTIVE) == 16
-    assert limits_for(of_slos(500.0, 500.0), 1024, STEP_TIME).batch(BULK) == 128
 
 
 def test_without_an_slo_the_bound_is_the_profiles() -> None:

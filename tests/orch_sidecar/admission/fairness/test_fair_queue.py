@@ -24,34 +24,6 @@ from tests.orch_sidecar.admission.fairness.queues import (
 )
 
 
-def test_keys_take_turns_and_one_key_is_served_in_the_order_of_arrival() -> None:
-    queue = queue_of(
-        *(waiting(f"a{n}", "a") for n in range(4)), *(waiting(f"b{n}", "b") for n in range(2))
-    )
-    assert order(queue) == "a0 b0 a1 b1 a2 a3"
-    assert dispatch_all(queue) == "a0 b0 a1 b1 a2 a3"
-
-
-def test_turns_are_measured_in_tokens() -> None:
-    queue = queue_of(
-        *(waiting(f"long{n}", "a", 40) for n in range(3)),
-        *(waiting(f"short{n}", "b", 10) for n in range(8)),
-    )
-    expected = "long0 short0 short1 short2 short3 long1 short4 short5 short6 short7 long2"
-    assert order(queue) == expected
-    assert dispatch_all(queue) == expected
-
-
-def test_a_new_key_goes_before_those_that_have_been_served() -> None:
-    queue = queue_of(*(waiting(f"a{n}", "a") for n in range(9)))
-    for _ in range(4):
-        dispatch(queue)
-    assert list(queue.before(request("b"))) == []
-    queue.add(waiting("b", "b"))
-    assert [each.ticket for each in queue.before(request("c"))] == ["b"], "which came before"
-    assert order(queue).startswith("b a4")
-
-
 def test_an_idle_key_keeps_no_credit() -> None:
     """Of two keys the one that comes back later has no more than its half from then on."""
     queue = FairQueue()
@@ -117,15 +89,6 @@ def test_many_that_were_dispatched_before_go_ahead_of_one_that_comes() -> None:
     for number in range(many):
         queue.add(waiting(f"a{number}", "a", 10), at_head=True)
     assert queue.ahead(waiting("b", "b").request).requests == many
-
-
-def test_a_request_that_leaves_changes_no_turn() -> None:
-    queue = queue_of(*(waiting(f"{name}{n}", name) for n in range(3) for name in "ab"))
-    for gone in [each for each in queue if each.ticket in ("a0", "b2")]:
-        queue.remove(gone)
-    assert (queue.size, queue.cost, queue.tokens) == (4, 4, 40)
-    assert dispatch_all(queue) == "a1 b0 a2 b1"
-    assert (queue.head(), queue.size, queue.tokens) == (None, 0, 0)
 
 
 def test_after_a_restart_of_the_engine_nothing_is_expected_of_what_ran() -> None:
