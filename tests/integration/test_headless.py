@@ -72,6 +72,23 @@ def ready(running: Running) -> list[str]:
     return [pool.name for pool in running.sidecar.pools if pool.watcher.ready]
 
 
+async def test_new_address_takes_queued_requests_at_once(names: Names, start: Start) -> None:
+    one = await names.come("127.0.0.2")
+    one.answer = first = Held()
+    running = await start(pools=[names.setting])
+    for _ in range(4):
+        await started(running)
+    await eventually(lambda: len(first.waiting) == 2 and running.queued == 2)
+    two = await names.come("127.0.0.3")
+    two.answer = second = Held()
+    await eventually(lambda: len(second.waiting) == 2)
+    assert running.queued == 0
+    first.release_all()
+    second.release_all()
+    await running.idle()
+    assert (len(one.generating), len(two.generating)) == (2, 2)
+
+
 async def test_request_that_pinned_one_address_waits_there(names: Names, start: Start) -> None:
     one = await names.come("127.0.0.2", slots=1)
     one.answer = held = Held()

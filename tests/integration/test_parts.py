@@ -126,6 +126,23 @@ async def test_client_that_leaves_ends_all_parts(
 # Admission
 
 
+async def test_first_part_is_refused_where_the_queue_is_full_and_later_ones_take_no_place(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    echo = holding(engine)
+    sidecar = await start(queue_capacity=1)
+    clients = [await sidecar.client() for _ in range(3)]
+    clients[0].start(COMPLETIONS, prompt=[*"abcdefg"], stream=False)
+    await eventually(lambda: len(echo.waiting) == 4 and sidecar.queued == 3)
+    clients[1].start(COMPLETIONS, prompt=[*"hijk"], stream=False)  # takes the only place
+    await eventually(lambda: sidecar.queued == 7)
+    refused = await clients[2].post(COMPLETIONS, prompt=[*"lm"])
+    assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
+    echo.release_all()
+    for client in clients[:2]:
+        assert (await client.response()).status == 200
+
+
 async def test_parts_go_to_pools_of_one_measurement_type(
     engine: ScriptedEngine, home: ScriptedEngine, start: Start
 ) -> None:

@@ -183,3 +183,25 @@ async def test_a_parent_takes_the_slots_of_a_request_that_waits_below(
     assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9]
     assert parent_leases.pool.gate.status().reclaimed == 1
     await empty(parent_leases, lower)
+
+
+async def test_its_client_sees_one_request(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    """Whatever number of attempts it took."""
+    named = [("X-Request-Id", "mine")]
+    clients, urgent = await reclaimed(engine, sidecar, held, headers=named)
+    await asyncio.sleep(0.05)
+    confirm(engine)
+    answers = await served(held, *clients, urgent)
+    of_it = [each for each in engine.generating if each.json()["seed"] == 3]
+    assert [each.header("x-request-id") for each in of_it] == ["mine", "mine"]
+    leases = {each.header("x-orch-lease") for each in of_it}
+    assert len(leases) == 2, "each attempt has its own"
+    assert answers[3].header("x-request-id") == "mine"
+    timing = (answers[3].header("server-timing") or "").split(",")[0]
+    assert float(timing.split("=")[1]) >= 50
+    metrics = await sidecar.metrics()
+    ended = {"outcome": "ok", "route": "/v1/chat/completions", "status": 200}
+    assert total(metrics, "orch_requests_total", **ended) == 5
+    assert total(metrics, "orch_reclaims_total", pool="cloud") == 1

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.client import AT_ONCE, CHAT, MESSAGES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
 
@@ -49,3 +49,21 @@ async def test_stall_makes_unready_and_refuses_until_it_is_over(
     await eventually(lambda: held.waiting)
     held.release()
     assert (await again.response()).status == 200
+
+
+@pytest.mark.usefixtures("quick")
+async def test_leases_are_confirmed_while_it_is_stalled(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    """Its API server answers; a client that gives up must not cost a slot for ever."""
+    engine.faults.reports_ended = False
+    running = await start()
+    client = await started(running, path=MESSAGES)
+    await eventually(lambda: held.waiting)
+    await stalls(engine, running)
+    await client.close()
+    await eventually(lambda: engine.revoked)
+    await running.idle()
+    assert running.ledger.lease_count == 0
+    assert running.sidecar.state == "stalled"
+    await recovers(engine, running)
