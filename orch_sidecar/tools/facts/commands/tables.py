@@ -32,7 +32,7 @@ from orch_sidecar.tools.facts.tables.check import (
 )
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.migrate import migrate
-from orch_sidecar.tools.facts.tables.notes import ENGINE, GIVEN, LOADED, UNKNOWN
+from orch_sidecar.tools.facts.tables.notes import GIVEN, LOADED, SETTING_NAMES, UNKNOWN
 from orch_sidecar.tools.facts.tables.publish import data_package_of, named_evidence
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
@@ -54,7 +54,7 @@ rows of one run have different labels, or if two different rows have the same me
 are these columns and notes:
 
   {" ".join(MEASUREMENT)}
-  {" ".join(ENGINE)}"""
+  {" ".join(SETTING_NAMES)}"""
 
 _PUBLISH: Final = """Describes a table for others as a package of Frictionless Data.
 

@@ -88,7 +88,7 @@ def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str
     """Returns the conditions of a valid row. `inputs`, `outputs`: the bands of lengths."""
     notes = parse_notes(row.scenario_notes)
     # Noted above 1; a row without any conditions knows nothing of ranks, either.
-    alone = "1" if names.CONDITIONS[-1] in notes else UNKNOWN
+    alone = "1" if names.ALWAYS_REPORTED[-1] in notes else UNKNOWN
     known = {
         **dict(zip(COLUMNS, row_fields(row), strict=True)),
         "input_tokens": inputs[row.input_tokens],

@@ -49,7 +49,7 @@ def settings_in(stated: Any) -> Settings:
     found: Settings = {}
     for each in names.SETTINGS:
         value = stated.get(each.name)
-        if value is None and each.name in names.CONDITIONS:
+        if value is None and each.name in names.ALWAYS_REPORTED:
             raise ValueError(f"its {each.name} is missing")
         if value is None or str(value) == _NOT_NOTED.get(each.name):
             continue

@@ -132,9 +132,9 @@ SETTINGS: Final = (
     Condition("max_loras", "engines with and without LoRA, or for different numbers of adapters",
               whole(0), "LoRA adapters {}", usual=("0", UNKNOWN)),
 )  # fmt: skip
-ENGINE: Final = tuple(each.name for each in SETTINGS)
-# Those that each engine reports.
-CONDITIONS: Final = ENGINE[: ENGINE.index(DATA_PARALLEL)]
+SETTING_NAMES: Final = tuple(each.name for each in SETTINGS)
+# By every engine; versions before do not report the others.
+ALWAYS_REPORTED: Final = SETTING_NAMES[: SETTING_NAMES.index(DATA_PARALLEL)]
 # Prompt tokens found in the prefix cache over prompt tokens looked up in it, of the window: 0 to 1.
 PREFIX_HIT_RATIO: Final = _note("prefix_hit_ratio", _SHARE)
 

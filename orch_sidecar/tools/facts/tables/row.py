@@ -67,7 +67,7 @@ _FORMS: Final[Mapping[str, Form]] = {
 COLUMNS: Final = tuple(_FORMS)
 
 # The columns that identify a measurement, and with them the notes about the engine's configuration
-# (`notes.ENGINE`); the others contain its result.
+# (`notes.SETTING_NAMES`); the others contain its result.
 _RESULT: Final = ("model_name", "throughput_tokens_per_sec", "scenario_notes")
 MEASUREMENT: Final = tuple(name for name in COLUMNS if name not in _RESULT)
 
@@ -115,7 +115,7 @@ def measurement_key(row: Row) -> tuple[object, ...]:
     """
     notes = parse_notes(row.scenario_notes)
     columns = (getattr(row, name) for name in MEASUREMENT)
-    return (*columns, *(notes.get(name) for name in names.ENGINE))
+    return (*columns, *(notes.get(name) for name in names.SETTING_NAMES))
 
 
 def format_engine(name: str, version: str | None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.tables.notes import ENGINE
+from orch_sidecar.tools.facts.tables.notes import SETTING_NAMES
 from orch_sidecar.tools.facts.tables.row import COLUMNS, MEASUREMENT, Label
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 from tests.orch_sidecar.tools.facts.conftest import Run
@@ -237,4 +237,4 @@ def test_help_names_the_commands_and_exit_codes() -> None:
 def test_help_of_merge_names_what_identifies_a_measurement(run: Run) -> None:
     _, out, _ = run("merge", "--help")
     words = set(out.replace(",", " ").replace(".", " ").split())
-    assert {*MEASUREMENT, *ENGINE} <= words
+    assert {*MEASUREMENT, *SETTING_NAMES} <= words

@@ -13,7 +13,7 @@ from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.labels.figures import LATENCIES
 from orch_sidecar.tools.facts.tables.check import row_faults
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
+from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
 from orch_sidecar.tools.facts.tables.table import Record, row_fields
 from tests.orch_sidecar.tools.bench.sample_results import (
@@ -69,7 +69,7 @@ def test_notes_have_the_names_that_other_rows_have() -> None:
     assert set(notes) == {
         "input_tokens", "output_tokens", "batching", "tool", "arrivals", "rate_per_s", "requests",
         "window_s", "seed", "refused", "slo_ttft_ms", "goodput_share", "batch_mean", "batch_max",
-        "profile", "preliminary", *CONDITIONS, "loaded", "prefix_hit_ratio",
+        "profile", "preliminary", *ALWAYS_REPORTED, "loaded", "prefix_hit_ratio",
         *(f"{name}_{at}_ms" for name, places in LATENCIES.items() for at in places),
     }  # fmt: skip
     assert (notes["ttft_p50_ms"], notes["latency_p90_ms"]) == ("100", "200")

@@ -10,7 +10,7 @@ import pytest
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, to_row
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import measured, proof
 
@@ -63,7 +63,7 @@ def test_row_has_the_conditions_of_the_engine_and_its_cache() -> None:
     ends = States(replace(ends.before, conditions=on), replace(ends.after, conditions=on))
     cached = replace(ends.after, prefix_queries=ends.before.prefix_queries + 1000, prefix_hits=250)
     notes = parse_notes(row(run("vllm_bench_cloud"), States(ends.before, cached)).scenario_notes)
-    assert {name: notes[name] for name in CONDITIONS} == {
+    assert {name: notes[name] for name in ALWAYS_REPORTED} == {
         name: str(value) for name, value in ends.before.conditions.items()
     }
     assert notes["prefix_hit_ratio"] == "0.25"

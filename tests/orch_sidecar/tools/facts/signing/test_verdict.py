@@ -23,7 +23,7 @@ from orch_sidecar.tools.facts.signing.verdict import (
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, ENGINE
+from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED, SETTING_NAMES
 from orch_sidecar.tools.facts.tables.row import Row, format_notes, parse_notes
 from tests.fuzz import examples
 from tests.orch_sidecar.tools.facts.rows import table
@@ -42,7 +42,9 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
 )
 
 # What engines of earlier releases did not report.
-SETTINGS = [each for each in ENGINE if each not in (*CONDITIONS, "data_parallel", "loaded")]
+SETTINGS = [
+    each for each in SETTING_NAMES if each not in (*ALWAYS_REPORTED, "data_parallel", "loaded")
+]
 
 
 def located(*rows: Row) -> list[LocatedRow]:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from orch_sidecar.tools.facts.tables.check import check
-from orch_sidecar.tools.facts.tables.notes import ENGINE
+from orch_sidecar.tools.facts.tables.notes import SETTING_NAMES
 from orch_sidecar.tools.facts.tables.row import (
     COLUMNS,
     format_notes,
@@ -38,7 +38,7 @@ def test_measurement_key_does_not_depend_on_the_result() -> None:
     assert measurement_key(fact(batch=8)) != measurement_key(fact())
 
 
-@pytest.mark.parametrize("name", ENGINE)
+@pytest.mark.parametrize("name", SETTING_NAMES)
 def test_measurement_key_depends_on_the_engines_configuration(name: str) -> None:
     assert measurement_key(fact(notes={name: "2"})) != measurement_key(fact(notes={name: "1"}))
     assert measurement_key(fact(notes={name: "2"})) != measurement_key(fact())
