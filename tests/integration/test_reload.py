@@ -14,7 +14,7 @@ import yaml
 
 from orch_sidecar import cli
 from orch_sidecar.app.sidecar import Sidecar
-from tests.integration.held import Held
+from tests.integration.held import Held, started
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.test_process import ready, run
@@ -141,6 +141,34 @@ async def test_settings_that_are_wrong_change_nothing_and_are_reported(
     document = await reload()
     assert (document["generation"], document["last_reload_error"]) == (2, None)
     assert sidecar.sidecar.settings.body_timeout_s == 5.0
+
+
+async def test_queue_that_is_made_shorter_loses_nobody(
+    sidecar: Running, engine: ScriptedEngine, files: Files, reload: Reload, held: Held
+) -> None:
+    busy = await started(sidecar, n=4)
+    await eventually(lambda: held.waiting)
+    bulk = [("X-Orch-Class", "bulk")]
+    waiting = [await started(sidecar, headers=bulk, seed=seed) for seed in range(1, 4)]
+    await eventually(lambda: sidecar.queued == 3)
+    files.write_profile(queue_capacity=1)
+    assert (await reload())["needs_restart"] == []
+    assert sidecar.queued == 3
+    refused = await (await sidecar.client()).post(headers=bulk, seed=9)
+    assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
+    held.release()
+    assert (await busy.response()).status == 200
+    responses = [asyncio.ensure_future(client.response()) for client in waiting]
+    while not all(response.done() for response in responses):  # one at a time, or more
+        held.release_all()
+        await asyncio.sleep(0.01)
+    assert [response.result().json() for response in responses] == [
+        {"seed": seed} for seed in range(1, 4)
+    ]
+    await sidecar.idle()
+    files.write_profile()
+    await reload()
+    assert (await generation(sidecar)) == 3
 
 
 async def test_log_level_is_that_of_the_file(
