@@ -184,7 +184,7 @@ def test_report_shows_what_the_engine_did(outcomes: Outcomes, profile: str) -> N
     found = outcomes[profile].measured
     page = found.report.read_text(encoding="utf-8")
     for text in (
-        found.result["engine"]["gpu"], "preliminary", "Throughput",
+        found.result["engine"]["gpu"], "preliminary", "Throughput", "Batch and queue",
         "Decode steps by batch", f"{found.result['batches']['steps']} steps",
     ):  # fmt: skip
         assert text in page, text
