@@ -294,6 +294,6 @@ _FIXED: Final[Mapping[str, str]] = {
     "generation": "the sidecar's configuration was reloaded",
     **dict.fromkeys(
         ("engine", "engine_version", "pool", "gpu", "gpu_count", "precision"),
-        "what the engine states of itself changed",
+        "what the engine says about itself changed",
     ),
 }

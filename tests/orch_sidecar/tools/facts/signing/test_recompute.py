@@ -76,7 +76,7 @@ def test_evidence_without_the_clients_record_is_none(result: dict[str, Any]) -> 
         ("generated_tokens_total", 99, "the engine generated 92 tokens in the window, but"),
         ("generated_tokens_total", 24, "the engine generated 17 tokens in the window, but"),
         ("slots_total", 9, "the number of slots changed"),
-        ("gpu", "another", "what the engine states of itself changed"),
+        ("gpu", "another", "what the engine says about itself changed"),
     ],
 )
 def test_counters_and_configuration_that_do_not_fit_are_contradictions(
