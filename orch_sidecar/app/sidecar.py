@@ -28,16 +28,14 @@ from orch_sidecar.config.pool_settings import authority
 from orch_sidecar.config.resolve import common_labels, configuration, load_pools, unplaced_labels
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
-from orch_sidecar.control.live.source import LiveSource, live_head
-from orch_sidecar.control.live.stream import LiveStream
+from orch_sidecar.control.live_stream import LiveSource, LiveStream
 from orch_sidecar.control.pages import Pages
 from orch_sidecar.control.recorder import Recorder
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.otlp.environment import tracing_from_environment
-from orch_sidecar.observability.request_log.log import RequestLog
-from orch_sidecar.observability.request_log.writer import LineWriter
+from orch_sidecar.observability.request_log import LineWriter, RequestLog
 from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import PoolRegistry
@@ -125,11 +123,8 @@ class Sidecar:
         self.publisher = Publisher(self.pools, authorizer, self._headers)
         in_flight = InFlight()
         pages = Pages(self.pools, self.metrics, self.reloads, authorizer)
-        self.live = LiveStream(
-            LiveSource(self.pools, self.metrics, authorizer, live_head()),
-            settings.trace_url,
-            self._headers,
-        )
+        source = LiveSource(self.pools, self.metrics, authorizer)
+        self.live = LiveStream(source, settings.trace_url, self._headers)
         hosts = AllowedHosts(
             "admin_allowed_hosts", (settings.admin_host, *settings.admin_allowed_hosts)
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -21,7 +21,6 @@ from orch_sidecar.api.endpoints import (
     ENGINE_METRICS,
     LIVE,
     PING,
-    ROOT,
     STREAM,
     ResourcePath,
     match_resource,
@@ -31,13 +30,13 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.allowed_hosts import AllowedHosts
 from orch_sidecar.auth.browsers import MAX_BODY_BYTES, check_browser
 from orch_sidecar.auth.keys import OPERATOR, ApiKey, owner_of
-from orch_sidecar.control import request_status, ui
-from orch_sidecar.control.live.stream import LiveStream
+from orch_sidecar.control.live_stream import LiveStream
 from orch_sidecar.control.pages import Page, Pages
 from orch_sidecar.control.recorder import BATCHES, Recorder
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.proxy.admit import generated_tokens
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.wire.client_connection import ResourceRequest
@@ -92,9 +91,9 @@ class Control:
         self._hosts = hosts
         self._recorder = recorder
         self._headers = common_headers
-        both = {ROOT: lambda http, _: ui.redirect(http), **pages.at, **ui.pages()}
-        self._public = both | {STREAM: publisher.stream, LIVE: partial(live.stream, operator=False)}
-        self._admin = both | {LIVE: lambda http, _: live.stream(http, None, operator=True)}
+        public: Page = partial(live.stream, operator=False)
+        self._public = {**pages.at, STREAM: publisher.stream, LIVE: public}
+        self._admin = {**pages.at, LIVE: lambda http, _: live.stream(http, None, operator=True)}
         self._batches: BatchEndpoints | None = None
 
     def serve_batches(self, batches: BatchEndpoints) -> None:
@@ -212,7 +211,7 @@ class Control:
 
     def _status(self, name: str, requests: list[Request]) -> web.Response:
         """Returns the status of a request; of the first one if several clients chose its id."""
-        document = request_status.document(name, requests[0] if requests else None, self._pools)
+        document = request_status(name, requests[0] if requests else None, self._pools)
         answer = web.json_response(document)
         if document["measurement_type"] is not None:
             answer.headers[X_MEASUREMENT_TYPE] = document["measurement_type"]
@@ -277,3 +276,74 @@ def _wrong_method(path: str, methods: tuple[str, ...], http: web.BaseRequest) ->
     text = f"{path} supports {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
     return web.json_response(body=errors.OPENAI.body(refusal), status=405, headers={ALLOW: method})
+
+
+# Every answer has the same fields: those that are not known, or not yet, are null.
+_FIELDS: Final = (
+    "id", "state", "route", "model", "class", "pool", "measurement_type", "coalesced", "age_ms",
+    "position", "predicted_start_ms", "waits_for", "wait_ms", "first_byte_ms", "batch", "tokens",
+)  # fmt: skip
+
+
+def request_status(request_id: str, request: Request | None, pools: PoolRegistry) -> dict[str, Any]:
+    """Returns the status of a request; None: it has ended.
+
+    Its `state` is `arriving` (its body is read, a pool is chosen), `queued`, `running` or `ended`.
+    """
+    fields: dict[str, Any] = dict.fromkeys(_FIELDS)
+    fields |= {"id": request_id, "state": "ended"}
+    if request is None:
+        return fields
+    # A generation that several requests share waits and runs for all of them.
+    served, own = request.attempt.generation or request, request.record
+    record = served.record
+    fields |= {
+        "state": "arriving",
+        "route": own.endpoint.path,
+        "model": own.model or None,
+        "class": record.service_class,
+        "coalesced": own.coalesced,
+        "age_ms": round(own.spent_ms()),
+        "first_byte_ms": _ms(own.seconds_to(own.first_byte)),
+    }
+    if record.pool is None:
+        return fields
+    pool = pools[record.pool]
+    fields |= {"pool": pool.name, "measurement_type": pool.profile.measurement_type.value}
+    if served.attempt.waiting is not None:
+        return fields | {"state": "queued", **_queued(served, pool)}
+    if record.admitted is not None or served.attempt.response is not None:
+        return fields | {"state": "running", **_running(request, served, pool)}
+    return fields
+
+
+def _queued(request: Request, pool: Pool) -> dict[str, Any]:
+    position, start_ms = request.place(pool.connections.loop.time())
+    first = pool.status().admission.waited_for
+    ahead = f"{position} request{'' if position == 1 else 's'} before it"
+    if not position:
+        text = first
+    elif first is None:
+        text = ahead
+    else:
+        text = f"{ahead}; the first of them waits for {first}"
+    return {"position": position, "predicted_start_ms": start_ms, "waits_for": text}
+
+
+def _running(request: Request, served: Request, pool: Pool) -> dict[str, Any]:
+    admitted = request.record.admitted or served.record.admitted
+    response, known = served.attempt.response, pool.watcher.document or {}
+    tokens = None
+    if response is not None and response.status:
+        tokens = generated_tokens(served.record, response)
+    elif served.record.stream:
+        tokens = 0
+    return {
+        "wait_ms": _ms(request.record.seconds_to(admitted)),
+        "batch": known.get("running"),
+        "tokens": tokens,
+    }
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else max(0, round(1000 * seconds))

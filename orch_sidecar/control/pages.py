@@ -1,8 +1,13 @@
-"""The pages of this sidecar: capabilities, models, metrics, readiness and health of pools.
+"""The pages of this sidecar: capabilities, models, metrics, readiness and health of pools; and the
+files of the page for people, from `orch_sidecar/ui`.
 
 A sidecar of one engine is ready while the engine takes requests: a rollout waits for that. A
 sidecar of several engines, or of other sidecars, is ready while it can answer, if only by a
 refusal with a time to retry: if it were not, clients would get no answer at all.
+
+The files are public and static. They contain nothing of this sidecar: its data come by
+`GET /v1/live`, with an API key where clients need one. The content security policy allows scripts,
+styles and data of this origin only, none of them inline, and no other page may frame this one.
 """
 
 from __future__ import annotations
@@ -12,12 +17,22 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from aiohttp import web
 
-from orch_sidecar.api.endpoints import LOAD, METRICS, PING
-from orch_sidecar.api.headers import ACCEPT, CONTENT_TYPE
+from orch_sidecar.api.endpoints import LOAD, METRICS, PAGE, PING, ROOT, UI_FILES
+from orch_sidecar.api.headers import (
+    ACCEPT,
+    CACHE_CONTROL,
+    CONTENT_SECURITY_POLICY,
+    CONTENT_TYPE,
+    CROSS_ORIGIN_RESOURCE_POLICY,
+    LOCATION,
+    REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
@@ -28,6 +43,26 @@ from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.metrics import PIECE_S, Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
+
+Answer = web.StreamResponse | Refusal | None
+Page = Callable[[web.BaseRequest, ApiKey | None], Answer | Awaitable[Answer]]
+
+_UI_FOLDER: Final = Path(__file__).parents[1] / "ui"
+_UI_TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_UI_HEADERS: Final = {
+    CONTENT_SECURITY_POLICY: "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    X_CONTENT_TYPE_OPTIONS: "nosniff",
+    REFERRER_POLICY: "no-referrer",
+    CROSS_ORIGIN_RESOURCE_POLICY: "same-origin",
+    CACHE_CONTROL: "no-cache",  # a new release must not meet scripts of the old one
+}
+_NOT_INSTALLED: Final = Refusal(
+    Reason.NOT_FOUND,
+    "this installation of orch-sidecar has no page: install its wheel as it is built, with the "
+    "files of orch_sidecar/ui",
+)
 
 
 class Readiness:
@@ -65,10 +100,6 @@ class Readiness:
         return bool(drains) and all(each and not each.ends_with_engine for each in drains)
 
 
-Answer = web.StreamResponse | Refusal | None
-Page = Callable[[web.BaseRequest, ApiKey | None], Answer | Awaitable[Answer]]
-
-
 class Pages:
     """Renders the pages. `at`: those with a path of their own, for the key that asks."""
 
@@ -87,6 +118,8 @@ class Pages:
         self._build = build()
         self._started = int(time.time())
         self.at: Mapping[str, Page] = {
+            ROOT: lambda http, _: redirect_to_ui(http),
+            **ui_files(),
             "/v1/capabilities": lambda _, key: self.capabilities(key),
             METRICS: self.metrics,
             "/metrics/model-server": lambda http, _: self.model_server(http),
@@ -242,3 +275,24 @@ class Pages:
 
 def _accepted(http: web.BaseRequest) -> str:
     return ",".join(http.headers.getall(ACCEPT, ()))
+
+
+def ui_files() -> Mapping[str, Page]:
+    """Returns what answers a GET of each file of the page for people; reads the files, once."""
+    return {path: _file(_UI_FOLDER / name) for path, name in UI_FILES.items()}
+
+
+def redirect_to_ui(http: web.BaseRequest) -> web.Response | None:
+    """Sends a browser that asks for `/` to the page; None: it is another client."""
+    if "text/html" not in _accepted(http):
+        return None
+    return web.Response(status=307, headers={LOCATION: PAGE.lstrip("/"), CACHE_CONTROL: "no-cache"})
+
+
+def _file(path: Path) -> Page:
+    try:
+        body = path.read_bytes()
+    except OSError:
+        return lambda *_: _NOT_INSTALLED
+    headers = _UI_HEADERS | {CONTENT_TYPE: f"{_UI_TYPES[path.suffix]}; charset=utf-8"}
+    return lambda *_: web.Response(body=body, headers=headers)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.control.live import stream
+from orch_sidecar.control import live_stream as stream
 from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing

@@ -11,7 +11,8 @@ from aiohttp.test_utils import make_mocked_request
 
 from orch_sidecar.api.endpoints import UI_FILES
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.control import ui
+from orch_sidecar.control import pages
+from orch_sidecar.control.pages import redirect_to_ui, ui_files
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,7 +23,7 @@ TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 @pytest.mark.parametrize("path", UI_FILES)
 def test_each_file_is_served_as_it_is_under_a_policy_without_inline_script(path: str) -> None:
     file = FOLDER / UI_FILES[path]
-    response = ui.pages()[path](make_mocked_request("GET", path), None)
+    response = ui_files()[path](make_mocked_request("GET", path), None)
     assert isinstance(response, web.Response)
     assert response.body == file.read_bytes()
     assert response.content_type == TYPES[file.suffix[1:]]
@@ -56,8 +57,8 @@ def test_page_loads_nothing_from_elsewhere_and_has_no_inline_script_or_style() -
 def test_installation_without_the_files_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ui, "_FOLDER", tmp_path)
-    refusal = ui.pages()["/ui"](make_mocked_request("GET", "/ui"), None)
+    monkeypatch.setattr(pages, "_UI_FOLDER", tmp_path)
+    refusal = ui_files()["/ui"](make_mocked_request("GET", "/ui"), None)
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.NOT_FOUND
     assert "orch_sidecar/ui" in refusal.message
@@ -71,7 +72,7 @@ def test_installation_without_the_files_is_reported(
 def test_browser_is_sent_from_the_root_to_the_page_and_no_other_client(
     accept: str, sent: bool
 ) -> None:
-    response = ui.redirect(make_mocked_request("GET", "/", headers={"Accept": accept}))
+    response = redirect_to_ui(make_mocked_request("GET", "/", headers={"Accept": accept}))
     assert (response is not None) is sent
     if response is not None:
         assert (response.status, response.headers["Location"]) == (307, "ui")

@@ -13,12 +13,14 @@ from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.admission.queues import Queues
+from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, QueuedRequest
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.control.live import document
-from orch_sidecar.control.live.document import Admitted, Clock, Queued
+from orch_sidecar.control import live_document
+from orch_sidecar.control.live_document import Admitted, Clock, Queued, advice
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.status import PoolStatus, absent
+from tests.orch_sidecar.admission.examples import STEP_TIME, class_rules, core_of, rules
 from tests.orch_sidecar.snapshots import CLOUD
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -52,7 +54,7 @@ def entry(made: AdmissionController, **changes: Any) -> dict[str, Any]:
         "since_s": 50.0,
     }
     status = PoolStatus("cloud", CLOUD, made.status(1.0), **(known | changes))
-    return document.pool_entry(status, made.ledger)
+    return live_document.pool_entry(status, made.ledger)
 
 
 def test_each_slot_is_counted_once_by_its_owner() -> None:
@@ -62,7 +64,7 @@ def test_each_slot_is_counted_once_by_its_owner() -> None:
     made.arrive("c", ask(), 0.0)
     made.ledger.abandon("c")
     made.ledger.adopt("unknown", 1)
-    assert document.slots(made.ledger) == {
+    assert live_document.slots(made.ledger) == {
         "total": 5, "free": 0, "interactive": 2, "bulk": 1, "idle": 0, "foreign": 1, "closing": 2,
     }  # fmt: skip
 
@@ -90,7 +92,7 @@ def test_curve_has_the_measured_points_and_the_fit() -> None:
 
 def test_curve_of_many_batches_has_merged_points() -> None:
     steps = {str(batch): [2, 0.002 * batch] for batch in range(1, 257)}
-    points = document.curve({"steps_by_batch": steps})["points"]
+    points = live_document.curve({"steps_by_batch": steps})["points"]
     assert len(points) <= 48
     assert sum(count for _, _, count in points) == 512
     assert all(ms == pytest.approx(batch) for batch, ms, _ in points)
@@ -116,7 +118,7 @@ def test_drain_has_its_origin_and_since_when() -> None:
 
 
 def test_pool_without_an_address_has_an_entry_of_the_same_form() -> None:
-    found = document.pool_entry(absent("far", CLOUD), Ledger())
+    found = live_document.pool_entry(absent("far", CLOUD), Ledger())
     assert set(found) == set(entry(admission()))
     assert (found["state"], found["since_at"], found["waits"]) == ("absent", None, None)
     assert "Start a replica" in found["advice"]
@@ -124,12 +126,12 @@ def test_pool_without_an_address_has_an_entry_of_the_same_form() -> None:
 
 def test_queue_has_places_and_times_and_names_of_keys() -> None:
     queued = QueuedRequest("t", ask(BULK, 2), 90.0, 130.0, Reason.QUEUE_TIMEOUT, 0.0)
-    rows = document.queue([Queued("id", queued, Place(3, 104.5))], NAMES, CLOCK)
+    rows = live_document.queue([Queued("id", queued, Place(3, 104.5))], NAMES, CLOCK)
     assert rows == [
         {"id": "id", "class": "bulk", "key": "chat", "cost": 2, "position": 3,
          "queued_at": 1_090_000, "starts_at": 1_104_500, "expires_at": 1_130_000}
     ]  # fmt: skip
-    [row] = document.queue([Queued("id", queued, Place(3, None))], {}, CLOCK)
+    [row] = live_document.queue([Queued("id", queued, Place(3, None))], {}, CLOCK)
     assert (row["key"], row["starts_at"]) == (None, None)
 
 
@@ -138,7 +140,7 @@ def test_admitted_requests_have_their_times() -> None:
     lease = made.arrive("a", ask(), 95.0)
     assert isinstance(lease, Lease)
     admitted = Admitted("id", lease, 96.0, first_byte_is_token=True)
-    assert document.admitted([admitted], NAMES, CLOCK) == [
+    assert live_document.admitted([admitted], NAMES, CLOCK) == [
         {"id": "id", "class": "interactive", "key": "chat", "cost": 1,
          "admitted_at": 1_095_000, "first_byte_at": 1_096_000, "phase": "generation"}
     ]  # fmt: skip
@@ -148,7 +150,7 @@ def test_request_reads_its_prompt_only_where_its_first_byte_would_tell() -> None
     lease = admission().arrive("a", ask(), 95.0)
     assert isinstance(lease, Lease)
     requests = [Admitted("id", lease, None, tells) for tells in (True, False)]
-    rows = document.admitted(requests, NAMES, CLOCK)
+    rows = live_document.admitted(requests, NAMES, CLOCK)
     assert [row["phase"] for row in rows] == ["prompt", None]
 
 
@@ -157,13 +159,44 @@ def test_keys_that_are_known_appear_by_their_names() -> None:
     known.served, other.served = 30, 10
     queues = Queues()
     queues.line(ServiceClass.BULK).shares |= {b"digest": known, b"removed": other}
-    assert document.keys(queues, NAMES) == [
+    assert live_document.keys(queues, NAMES) == [
         {"class": "bulk", "key": "chat", "queued": 0, "running": 0, "share": 0.75}
     ]
 
 
 def test_rows_are_replaced_in_copies() -> None:
     pool = {"name": "cloud", "keys": [1], "queue": [2, 3], "admitted": [4]}
-    [shown] = document.with_rows([pool], lambda rows: rows[1:])
+    [shown] = live_document.with_rows([pool], lambda rows: rows[1:])
     assert shown == {"name": "cloud", "keys": [], "queue": [3], "admitted": []}
     assert pool["queue"] == [2, 3]
+
+
+READY = core_of(4).status(0.0)
+
+
+def pool_of(state: PoolState, admission: AdmissionStatus = READY) -> PoolStatus:
+    return PoolStatus("a", CLOUD, admission, state=state)
+
+
+@pytest.mark.parametrize(
+    "state", [each for each in PoolState if each not in (PoolState.READY, PoolState.DRAINING)]
+)
+def test_every_state_in_which_nothing_is_served_shows_what_to_do(state: PoolState) -> None:
+    assert advice(pool_of(state)).endswith(".")
+    assert "{" not in advice(pool_of(state))
+
+
+def test_engine_that_is_ready_needs_nothing_done() -> None:
+    assert advice(pool_of(PoolState.READY)) == ""
+
+
+def test_ready_engine_that_can_never_keep_its_slo_shows_what_to_do() -> None:
+    misses = class_rules(tpot_p95_ms=STEP_TIME.ms(1) / 2)
+    slow = core_of(4, rules(misses), step_time=STEP_TIME).status(0.0)
+    assert "tpot_p95_ms" in advice(pool_of(PoolState.READY, slow))
+
+
+@pytest.mark.parametrize("ordered_by", OrderedBy)
+def test_drain_shows_how_it_ends(ordered_by: OrderedBy) -> None:
+    drained = READY._replace(draining=Drain(ordered_by, 0.0))
+    assert advice(pool_of(PoolState.DRAINING, drained)).endswith(".")

@@ -1,4 +1,4 @@
-"""Streams the live document to its readers: `GET /v1/live` (see the package).
+"""Collects the live document, and streams it to its readers: `GET /v1/live` (see `live_document`).
 
 One task builds the document at intervals, only while there is a reader, and encodes each of its
 events once for all readers of a channel, who may see the same. A reader that has not taken its
@@ -10,18 +10,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from itertools import islice
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
+from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.control.live.document import with_rows
-from orch_sidecar.control.live.source import LiveSource, Part
+from orch_sidecar.control import live_document
+from orch_sidecar.control.ended_requests import EndedRequests, latency_by_class
+from orch_sidecar.control.live_document import (
+    MAX_ADMITTED,
+    MAX_QUEUED,
+    Admitted,
+    Clock,
+    Queued,
+    with_rows,
+)
 from orch_sidecar.control.stream_readers import Channel, Reader, Stream, Streams
+from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.recent import Ended, MeanBatches
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.proxy.request import Request
+from vllm_plugin.contracts.profile import ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -34,6 +53,8 @@ MAX_LAG_S: Final = 10.0
 SHORT_ID_CHARACTERS: Final = 8
 
 _ALIVE_EVENT: Final = b": nothing new\n\n"
+
+Part = dict[str, Any]
 
 
 class _Stream(Stream):
@@ -187,3 +208,106 @@ def _event(name: bytes, parts: Mapping[str, bytes]) -> bytes:
     """Encodes an event from encoded parts."""
     members = b",".join(b'"%b":%b' % (each.encode(), part) for each, part in parts.items())
     return b'event: %b\ndata: {"at":%d,%b}\n\n' % (name, time.time_ns() // 10**6, members)
+
+
+class LiveSource:
+    """Collects the state of a sidecar for its readers. Remembers only what the engines reported
+    while there was one."""
+
+    def __init__(self, pools: PoolRegistry, metrics: Metrics, authorizer: Authorizer) -> None:
+        self._pools = pools
+        self._metrics = metrics
+        self._authorizer = authorizer
+        self.permits = authorizer.permits
+        self.batches: Callable[[live_document.Names], list[Part]] | None = None
+        # What of `sidecar` never changes.
+        self._head: Part = {
+            "version": version("orch-sidecar"),
+            "run": os.urandom(8).hex(),
+            "started_at": time.time_ns() // 10**6,
+        }
+        self._loop = asyncio.get_running_loop()
+        self._batches = MeanBatches()
+        self._ended = EndedRequests(self._batches, self._serves)
+
+    def sidecar(self) -> Part:
+        """Returns the part `sidecar`."""
+        return self._head | {
+            "state": self._pools.state.value,
+            "keys": self._authorizer.requires_keys,
+        }
+
+    def pools(self) -> list[Part]:
+        """Returns the part `pools`, in the order of the settings."""
+        now = self._loop.time()
+        clock, names = Clock(now, time.time() - now), self._authorizer.names()
+        ended = self._metrics.recent().all()
+        self._batches.read(self._pools.all)
+        return [
+            *(self._entry(pool, names, ended, clock) for pool in self._pools),
+            *(live_document.pool_entry(status, Ledger()) for status in self._pools.absent()),
+        ]
+
+    def more(self) -> dict[str, list[Part]]:
+        """Returns the part `batches`, where they are on."""
+        return {} if self.batches is None else {"batches": self.batches(self._authorizer.names())}
+
+    def changed_requests(self) -> list[Part]:
+        """Returns the rows of `requests` that are new or have changed since the last call."""
+        return self._ended.update(self._metrics.recent(), time.monotonic_ns())
+
+    def requests(self) -> list[Part]:
+        """Returns the part `requests`, as of the last call of `changed_requests`."""
+        return self._ended.rows
+
+    def _entry(
+        self, pool: Pool, names: live_document.Names, ended: list[Ended], clock: Clock
+    ) -> Part:
+        status = pool.status()
+        rates, busy = self._batches.histories[pool.name].token_rates(), status.busy_ratio
+        own = [(record, at) for record, at in ended if record.pool == pool.name]
+        return live_document.pool_entry(status, pool.ledger) | {
+            "rates": rates | {"busy": None if busy is None else round(busy, 3)},
+            "latency": latency_by_class(
+                own, status.admission.classes, status.admission.rules, time.monotonic_ns()
+            ),
+            "keys": live_document.keys(pool.queues, names),
+            "queue": live_document.queue(self._queued(pool, clock.now), names, clock),
+            "admitted": live_document.admitted(
+                islice(self._admitted(pool), MAX_ADMITTED), names, clock
+            ),
+        }
+
+    def _queued(self, pool: Pool, now: float) -> Iterator[Queued]:
+        for service_class in ServiceClass:
+            for each in islice(pool.queues.line(service_class), MAX_QUEUED):
+                place = pool.gate.places.of(each.ticket, now)
+                if place is not None:
+                    yield Queued(_id(pool, each.ticket), each, place)
+
+    def _admitted(self, pool: Pool) -> Iterator[Admitted]:
+        for lease in pool.ledger.all():
+            owner = _owner(pool, lease.id)
+            if owner is not None and lease.request is not None and not lease.closing:
+                record = owner.record
+                at_s = None if record.first_byte is None else record.first_byte / 1e9
+                is_token = record.stream and record.endpoint.first_byte_is_token
+                yield Admitted(record.id, lease, at_s, is_token)
+
+    def _serves(self, pool: str, model: str) -> bool:
+        try:
+            return model in (self._pools[pool].watcher.models or ())
+        except KeyError:
+            return False
+
+
+def _owner(pool: Pool, ticket_id: str) -> Request | None:
+    """Returns the request with this ticket; None if that is about to be found without an owner."""
+    ticket = pool.gate.tickets.get(ticket_id)
+    owner = None if ticket is None else ticket.owner
+    return owner if isinstance(owner, Request) else None
+
+
+def _id(pool: Pool, ticket_id: str) -> str:
+    owner = _owner(pool, ticket_id)
+    return "" if owner is None else owner.record.id

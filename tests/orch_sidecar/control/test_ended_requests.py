@@ -1,17 +1,28 @@
-"""The rows of the requests that ended last."""
+"""The rows of the requests that ended last, and how fast these were."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+import orch_sidecar
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.control.live.ended_requests import MAX_REQUESTS, EndedRequests
-from orch_sidecar.observability.mean_batches import MeanBatches
-from orch_sidecar.observability.recent import RecentRequests
+from orch_sidecar.control.ended_requests import (
+    MAX_ROWS,
+    EndedRequests,
+    end_of,
+    latency_by_class,
+    quantiles,
+)
+from orch_sidecar.observability.recent import MAX_REQUESTS, MeanBatches, RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from tests.orch_sidecar import apis
 from tests.orch_sidecar.records import record_of
+from tests.orch_sidecar.snapshots import CLOUD
 from vllm_plugin.contracts.profile import ServiceClass
 
 S = 1_000_000_000
@@ -88,7 +99,7 @@ def test_table_and_its_changes_are_bounded() -> None:
     rows, made = table(), RecentRequests()
     for _ in range(10):
         made.add([(record(), 13 * S)] * 100)
-    assert len(rows.update(made, 13 * S)) == len(rows.rows) == MAX_REQUESTS
+    assert len(rows.update(made, 13 * S)) == len(rows.rows) == MAX_ROWS
     assert rows.rows[-1]["number"] == 1000
 
 
@@ -121,3 +132,98 @@ def test_mean_batch_of_a_stream_is_that_from_its_first_token() -> None:
     report(batches, 14.0, {"1": [110, 0.1], "4": [90, 1.0]})
     rows = table(batches).update(recent(streamed, record(first_byte=12 * S)), 14 * S)
     assert [row["batch"] for row in rows] == [4.0, 2.1]
+
+
+@pytest.mark.parametrize("outcome", [*Outcome, *Reason], ids=str)
+def test_every_end_of_a_request_has_words(outcome: Outcome | Reason) -> None:
+    assert bool(end_of(outcome)) is (outcome is not Outcome.OK)
+
+
+S = 1_000_000_000
+INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
+
+def ended(at_s: float, ttft_s: float, took_s: float, **more: Any) -> tuple[RequestRecord, int]:
+    """A complete stream that ended at `at_s`."""
+    at = round(at_s * S)
+    arrived = at - round(took_s * S)
+    values: dict[str, Any] = {
+        "arrived": arrived, "first_byte": arrived + round(ttft_s * S), "stream": True, "cost": 1,
+        "service_class": INTERACTIVE, "outcome": Outcome.OK, "output_tokens": 11,
+    }  # fmt: skip
+    return record_of(**(values | more)), at
+
+
+def test_quantiles_are_values_that_occurred() -> None:
+    assert quantiles([]) is None
+    assert quantiles([5.0]) == [5.0, 5.0]
+    assert quantiles([float(n) for n in range(100, 0, -1)]) == [50.0, 95.0]
+
+
+def test_speed_is_by_class_and_stands_beside_the_limits_of_the_profile() -> None:
+    requests = [
+        ended(100, 0.2, 1.2),
+        ended(101, 0.4, 2.4),
+        ended(102, 0.1, 1.1, service_class=BULK, output_tokens=2),
+    ]
+    found = latency_by_class(requests, (INTERACTIVE, BULK), CLOUD.admission, 103 * S)
+    assert found == {
+        "interactive": {
+            "answers": 2, "tokens": 22, "requests": 2,
+            "ttft_ms": [200.0, 400.0], "ttft_slo_ms": 10_000,
+            "tpot_ms": [100.0, 200.0], "tpot_slo_ms": 200,
+        },
+        "bulk": {
+            "answers": 1, "tokens": 2, "requests": 1,
+            "ttft_ms": [100.0, 100.0], "ttft_slo_ms": None,
+            "tpot_ms": [1000.0, 1000.0], "tpot_slo_ms": 1000,
+        },
+    }  # fmt: skip
+
+
+def test_what_is_no_measure_of_the_engine_is_not_counted() -> None:
+    others = [
+        ended(30, 0.1, 1.0),  # more than a minute ago
+        ended(100, 0.1, 1.0, outcome=Reason.SLO_MISS),
+        ended(100, 0.1, 1.0, stream=False),
+        ended(100, 0.1, 1.0, first_byte=None),
+        ended(100, 0.1, 1.0, coalesced=True),
+        ended(100, 0.1, 1.0, endpoint=apis.RESPONSES),  # whose first byte is no token
+    ]
+    [found] = latency_by_class(others, (INTERACTIVE,), CLOUD.admission, 101 * S).values()
+    assert (found["requests"], found["ttft_ms"], found["tpot_ms"]) == (0, None, None)
+
+
+def test_answers_that_are_not_streams_are_counted_with_their_tokens() -> None:
+    answers = [
+        ended(100, 0.1, 1.0),
+        ended(100, 1.0, 1.0, stream=False),
+        ended(100, 0.1, 1.0, endpoint=apis.RESPONSES, output_tokens=None, generated_tokens=5),
+        ended(100, 1.0, 1.0, stream=False, output_tokens=None),
+        ended(100, 1.0, 1.0, stream=False, coalesced=True),
+    ]
+    [found] = latency_by_class(answers, (INTERACTIVE,), CLOUD.admission, 101 * S).values()
+    assert (found["answers"], found["tokens"], found["requests"]) == (4, 27, 1)
+
+
+def test_page_says_how_many_answers_its_speed_is_of_at_most() -> None:
+    page = (Path(orch_sidecar.__file__).parent / "ui" / "index.html").read_text()
+    assert f"at most the last {MAX_REQUESTS};" in page
+
+
+def test_tokens_of_a_stream_without_usage_are_estimated() -> None:
+    streams = [ended(100, 0.1, 1.1, output_tokens=None, generated_tokens=21)]
+    [found] = latency_by_class(streams, (INTERACTIVE,), CLOUD.admission, 101 * S).values()
+    assert found["tpot_ms"] == [50.0, 50.0]
+
+
+def test_time_per_token_is_of_single_sequences_that_were_counted_and_read() -> None:
+    streams = [
+        ended(100, 0.1, 1.0, cost=2),
+        ended(100, 0.1, 1.0, output_tokens=None),
+        ended(100, 0.1, 1.0, output_tokens=None, generated_tokens=1),
+        ended(100, 0.1, 1.0, output_tokens=1),
+        ended(100, 0.1, 1.0, client_limited=True),
+    ]
+    [found] = latency_by_class(streams, (INTERACTIVE,), CLOUD.admission, 101 * S).values()
+    assert (found["requests"], found["ttft_ms"], found["tpot_ms"]) == (5, [100.0, 100.0], None)
