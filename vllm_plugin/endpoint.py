@@ -23,7 +23,6 @@ from vllm_plugin.api_server.errors import refusal
 from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR, SidecarMiddleware
 from vllm_plugin.api_server.statements_endpoint import StatementsEndpoint
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
@@ -45,8 +44,15 @@ from vllm_plugin.contracts.lease_protocol import (
     timestamp,
     workloads_of,
 )
-from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, VARIABLE, SidecarKeys
-from vllm_plugin.contracts.unleased import EngineKeys, Unleased, objection
+from vllm_plugin.contracts.senders import (
+    NOT_A_SIDECAR,
+    SIDECAR_KEY_VARIABLE,
+    EngineKeys,
+    SidecarKeys,
+    Unleased,
+    objection,
+)
+from vllm_plugin.contracts.slot_claims import Subscriber
 from vllm_plugin.evidence.chains import Evidence
 from vllm_plugin.state.conditions import Conditions
 from vllm_plugin.state.engine_state import EngineState, State
@@ -156,7 +162,7 @@ class CapabilitiesEndpoint:
             is_alive=self._is_alive,
             refresh=self._refresh_models,
             keys=lambda: self._keys,
-            sidecars_have_keys=VARIABLE in os.environ,
+            sidecars_have_keys=SIDECAR_KEY_VARIABLE in os.environ,
         )
         app.add_middleware(SidecarMiddleware, keys=SidecarKeys(os.environ))
         app.add_middleware(

@@ -122,7 +122,7 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_plugin.contracts.sidecar_key import SidecarKeys
+    from vllm_plugin.contracts.senders import SidecarKeys
     from vllm_plugin.enforcement import enforce
     from vllm_plugin.evidence import epoch_key
 

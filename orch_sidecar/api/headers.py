@@ -1,8 +1,8 @@
 """The names of all header fields that the sidecar reads or writes, each defined once.
 
-Pure. That of the adapter is the engine's, too: it is in `vllm_plugin.contracts.lora`. The names are
-`istr`, which a multidict need not fold to one case at each look-up. Tables and templates of bytes
-are made of them at import, by `raw` and `field_line`.
+Pure. That of the adapter is the engine's, too: it is in `vllm_plugin.contracts.lease_protocol`. The
+names are `istr`, which a multidict need not fold to one case at each look-up. Tables and templates
+of bytes are made of them at import, by `raw` and `field_line`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts import unleased
+from vllm_plugin.contracts import senders
 
 _SHOWN_CHARACTERS: Final = 80
 _MAX_ACCEPTED_HOSTS: Final = 256
@@ -66,7 +66,7 @@ class AllowedHosts:
 
 def is_loopback(host: str) -> bool:
     """Returns whether a host name or address is that of the loopback."""
-    return host.endswith(".localhost") or unleased.is_loopback(host)
+    return host.endswith(".localhost") or senders.is_loopback(host)
 
 
 def _name(host: str) -> str:

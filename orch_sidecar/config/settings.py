@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from orch_sidecar.config.pool_settings import PoolSettings, checked_url, header_value, in_home
-from vllm_plugin.contracts.sidecar_key import parse_keys
+from vllm_plugin.contracts.senders import parse_keys
 
 _HOST: Final = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 

@@ -12,7 +12,6 @@ from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.control.capabilities import PRIVATE_FIELD
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.status import PoolStatus
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,
@@ -25,6 +24,7 @@ from vllm_plugin.contracts.lease_protocol import (
     changes_every_s,
 )
 from vllm_plugin.contracts.profile import IDLE
+from vllm_plugin.contracts.slot_claims import Subscriber
 
 if TYPE_CHECKING:
     from orch_sidecar.pools.pool import Pool

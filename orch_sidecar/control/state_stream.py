@@ -32,7 +32,6 @@ from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.contracts import lease_protocol
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import (
     CHANGES_EVERY_MS,
     ENDED,
@@ -42,6 +41,7 @@ from vllm_plugin.contracts.lease_protocol import (
     parse_changes_every_s,
     parse_claim,
 )
+from vllm_plugin.contracts.slot_claims import Subscriber
 
 # A reader gives a silent stream up after that time; so is a reader that takes nothing.
 WRITE_TIMEOUT_S = STALE_AFTER_S

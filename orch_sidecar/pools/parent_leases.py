@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import Lease
-from vllm_plugin.contracts.claiming_sidecar import Subscribers
 from vllm_plugin.contracts.lease_protocol import SpentLeases, parse_lease, require_lease
+from vllm_plugin.contracts.slot_claims import Subscribers
 
 
 @dataclass(slots=True)

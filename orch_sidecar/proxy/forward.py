@@ -21,7 +21,7 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import SENT_WELL, NotSent, Result, Retry, Sent
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.forwarding import request_head
-from vllm_plugin.contracts.lora import ADAPTER_HEADER, NO_ADAPTER, encoded
+from vllm_plugin.contracts.lease_protocol import ADAPTER_HEADER, NO_ADAPTER, encoded_adapter
 from vllm_plugin.contracts.profile import BULK, IDLE
 
 _ACCEPT_ENCODING: Final = raw(ACCEPT_ENCODING)
@@ -109,7 +109,7 @@ def _head(request: Request, pool: Pool) -> bytes:
                 of_class = BULK
             ours += backpressure.child_fields(of_class, request.options, record.spent_ms())
         elif ticket.request.adapter is not None:
-            ours += _ADAPTER % encoded(ticket.request.adapter).encode()
+            ours += _ADAPTER % encoded_adapter(ticket.request.adapter).encode()
     given, names = request.http.raw_headers, request.names
     if request.sink is not None:
         # Response ids cannot be replaced within a compressed body.

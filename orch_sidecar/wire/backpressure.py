@@ -25,8 +25,7 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.wire.http1 import Head
-from vllm_plugin.contracts.lease_protocol import ENGINE_GONE, NO_SLOT
-from vllm_plugin.contracts.lora import NO_ADAPTER
+from vllm_plugin.contracts.lease_protocol import ENGINE_GONE, NO_ADAPTER, NO_SLOT
 from vllm_plugin.contracts.profile import ServiceClass
 
 # A temporary rejection: after how many milliseconds to retry, or what the engine lacks (NO_SLOT,

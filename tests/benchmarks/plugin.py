@@ -70,7 +70,7 @@ def step_cost_us() -> tuple[float, float]:
     )
 
     from vllm_plugin.adapters.stat_logger import SchedulerStatLogger
-    from vllm_plugin.contracts.claiming_sidecar import Subscriber
+    from vllm_plugin.contracts.slot_claims import Subscriber
 
     engine_state = engine_state_of_a_bench()
     engine_state.subscribe(Subscriber(None, lambda: None))

@@ -23,12 +23,13 @@ from tests.vllm_plugin.examples import SETTINGS
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.lease_protocol import (
     CLAIMS_PATH,
+    NO_ADAPTER,
     NO_SLOT,
+    parse_adapter,
     parse_claim,
     parse_lease,
 )
-from vllm_plugin.contracts.lora import NO_ADAPTER, parse_adapter
-from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, SidecarKeys
+from vllm_plugin.contracts.senders import NOT_A_SIDECAR, SidecarKeys
 from vllm_plugin.state.conditions import Conditions
 from vllm_plugin.state.engine_facts import EngineFacts, Hardware
 from vllm_plugin.state.engine_state import EngineState

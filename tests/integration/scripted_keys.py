@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.integration.wire import Answer, Received
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH
-from vllm_plugin.contracts.sidecar_key import SidecarKeys
+from vllm_plugin.contracts.senders import SidecarKeys
 
 
 def is_for_sidecars(request: Received) -> bool:

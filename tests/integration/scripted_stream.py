@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from tests.integration.wire import Answer
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import HEARTBEAT_EVERY_S, changes_every_s, timestamp
+from vllm_plugin.contracts.slot_claims import Subscriber
 
 if TYPE_CHECKING:
     from tests.integration.scripted_engine import ScriptedEngine

@@ -16,7 +16,7 @@ from tests.integration.readiness import readiness
 from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, MAX_OFFER_S
-from vllm_plugin.contracts.sidecar_key import VARIABLE, SidecarKeys
+from vllm_plugin.contracts.senders import SIDECAR_KEY_VARIABLE, SidecarKeys
 
 HEADER = "x-orch-sidecar-key"
 KEY = "key-of-the-sidecars"
@@ -25,7 +25,7 @@ BY_A_PROXY = ("X-Forwarded-For", "10.1.2.3")
 
 
 def accepting(*keys: str) -> SidecarKeys:
-    return SidecarKeys({VARIABLE: ",".join(keys)})
+    return SidecarKeys({SIDECAR_KEY_VARIABLE: ",".join(keys)})
 
 
 def sent_keys(engine: ScriptedEngine) -> set[tuple[str, ...]]:

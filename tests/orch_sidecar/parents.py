@@ -16,8 +16,8 @@ from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts import profile as profiles
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.profile import Profile, ServiceClass
+from vllm_plugin.contracts.slot_claims import Subscriber
 
 US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16
 CLOUD = profiles.load("cloud")

@@ -11,10 +11,9 @@ from fastapi import Request
 from tests.vllm_plugin.application import STREAM, Engine
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, Claim, ClaimCall
-from vllm_plugin.contracts.sidecar_key import VARIABLE
-from vllm_plugin.contracts.unleased import Unleased
+from vllm_plugin.contracts.senders import SIDECAR_KEY_VARIABLE, Unleased
+from vllm_plugin.contracts.slot_claims import Subscriber
 from vllm_plugin.state.engine_state import EngineState
 
 ELSEWHERE = ("10.1.2.3", 40_000)
@@ -45,9 +44,9 @@ async def started(
         }
 
     if key is None:
-        monkeypatch.delenv(VARIABLE, raising=False)
+        monkeypatch.delenv(SIDECAR_KEY_VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(VARIABLE, key)
+        monkeypatch.setenv(SIDECAR_KEY_VARIABLE, key)
     await engine.start()
     return engine
 
@@ -77,7 +76,7 @@ async def test_stranger_is_refused_what_is_for_sidecars(
     assert await call.status() == 403
     error = (await call.json())["error"]
     assert error["type"] == "not_a_sidecar"
-    assert VARIABLE in error["message"]
+    assert SIDECAR_KEY_VARIABLE in error["message"]
     assert engine.engine_state.claims.claim_of(US) is None
     assert isinstance(engine.engine_state.enter(LEASE), int), "it is not spent"
 
@@ -158,7 +157,7 @@ async def test_engine_for_sidecars_only_names_the_setting_to_a_stranger_with_a_l
     assert await call.status() == 403
     error = (await call.json())["error"]
     assert error["type"] == "lease_required"
-    assert VARIABLE in error["message"]
+    assert SIDECAR_KEY_VARIABLE in error["message"]
     await answered(engine, {"X-Orch-Lease": LEASE} | KEY)
 
 

@@ -13,10 +13,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm_plugin.api_server.errors import refusal
 from vllm_plugin.api_server.routes import generates, route_path
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR
-from vllm_plugin.contracts.lease_protocol import ENGINE_GONE, NO_SLOT, parse_lease
-from vllm_plugin.contracts.lora import ADAPTER_HEADER, NO_ADAPTER, parse_adapter
+from vllm_plugin.contracts.lease_protocol import (
+    ADAPTER_HEADER,
+    ENGINE_GONE,
+    NO_ADAPTER,
+    NO_SLOT,
+    parse_adapter,
+    parse_lease,
+)
 from vllm_plugin.contracts.profile import ServiceClass
-from vllm_plugin.contracts.unleased import EngineKeys, Unleased
+from vllm_plugin.contracts.senders import EngineKeys, Unleased
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
 

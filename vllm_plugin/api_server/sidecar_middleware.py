@@ -6,7 +6,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vllm_plugin.contracts.sidecar_key import HEADER, SidecarKeys
+from vllm_plugin.contracts.senders import SIDECAR_KEY_HEADER, SidecarKeys
 
 # The key of a request's scope; true: a sidecar of this engine sent it.
 FROM_SIDECAR: Final = "orch_from_sidecar"
@@ -22,5 +22,7 @@ class SidecarMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             scope[FROM_SIDECAR] = self._keys.know(scope)
-            scope["headers"] = [field for field in scope["headers"] if field[0] != HEADER]
+            scope["headers"] = [
+                field for field in scope["headers"] if field[0] != SIDECAR_KEY_HEADER
+            ]
         await self._app(scope, receive, send)

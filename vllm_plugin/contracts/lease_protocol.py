@@ -14,6 +14,11 @@ sidecar that granted it, 128 random bits that make it unguessable, and its seque
 that has no slots for it rejects it before its body is read, with the error type NO_SLOT, and takes
 that for a claim.
 
+Beside it `X-Orch-Adapter` has the percent-encoded name of its LoRA adapter; it is absent for the
+base model, and from a sidecar that knows of no adapters. An engine runs sequences of at most so
+many adapters at once (`max_loras`): it rejects a request of another one in the same way, with the
+error type NO_ADAPTER, and keeps its slot free.
+
 Pure, without vLLM: the plugin and the sidecar both import it.
 """
 
@@ -25,6 +30,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 # Of what sidecars and engines report and accept. Another minor number is compatible: a higher one
 # tells the other side that more is accepted (`knows_idle`).
@@ -38,9 +44,12 @@ ENDED: Final = "ended"
 OFFER: Final = "offer"
 
 CLAIMS_PATH: Final = "/v1/capabilities/claims/"
+ADAPTER_HEADER: Final = "X-Orch-Adapter"
 
-# The type of the error with which an engine rejects a request for want of slots.
+# The types of the errors with which an engine rejects a request for want of slots, or of room for
+# its adapter.
 NO_SLOT: Final = "no_slot"
+NO_ADAPTER: Final = "no_adapter"
 # That of one by which it knows that the engine has started no part of a request.
 ENGINE_GONE: Final = "engine_gone"
 
@@ -76,6 +85,11 @@ MAX_OFFER_S: Final = 0.5
 # call that is lost delays the next one by a little more than 3 s.
 CLAIM_S: Final = 5.0
 
+
+# Requests of adapters in use may join those that run for so long while another adapter waits: a
+# fraction of what users wait for a first token, and several times what an answer takes, so that
+# adapters which alternate do so in batches.
+PASSED_S: Final = 2.0
 
 # A sidecar claims at most so many times the slots of the engine, and so many LoRA adapters.
 MAX_CLAIMED_SHARE: Final = 2
@@ -202,6 +216,16 @@ def claim_body(call: ClaimCall) -> bytes:
     fields = call._asdict()
     del fields["claim"]
     return json.dumps(claim._asdict() | fields).encode()
+
+
+def encoded_adapter(adapter: str) -> str:
+    """Returns the name of an adapter as the value of its header."""
+    return quote(adapter, safe="")
+
+
+def parse_adapter(value: str) -> str | None:
+    """Returns the name in a header's value; None for an empty one."""
+    return unquote(value) or None
 
 
 class SpentLeases:

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vllm_plugin.contracts.unleased import Unleased
+from vllm_plugin.contracts.senders import Unleased
 
 SLOTS_ARGUMENT: Final = "max_num_seqs"
 MAX_WAIT_S: Final = 86_400.0  # of a queued request

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
-from vllm_plugin.contracts import unleased
+from vllm_plugin.contracts import senders
 from vllm_plugin.contracts.profile import SLOTS_ARGUMENT, Profile
-from vllm_plugin.contracts.unleased import EngineKeys, Unleased
+from vllm_plugin.contracts.senders import EngineKeys, Unleased
 from vllm_plugin.contracts.vllm_arguments import contradiction, option, value_of
 from vllm_plugin.enforcement import connectors, ranks, telemetry
 
@@ -105,7 +105,7 @@ def _unsupported(
         # With a configuration file the server's arguments are known when it starts to listen.
         given = (value_of(argv, "--api-key"), environ.get("VLLM_API_KEY"))
         host, uds = value_of(argv, "--host"), value_of(argv, "--uds")
-        if text := unleased.objection(host, uds, EngineKeys(filter(None, given))):
+        if text := senders.objection(host, uds, EngineKeys(filter(None, given))):
             found.append(text)
     if args.scheduler_cls is not None:
         found.append(

@@ -16,13 +16,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_plugin.contracts.dsse import Envelope, Signed, envelope, pae, to_base64
 from vllm_plugin.contracts.statement import (
     STATEMENT_TYPE,
+    Envelope,
     Leaf,
+    Signed,
+    envelope,
     first_head,
     next_head,
+    pae,
     statement_digest,
+    to_base64,
 )
 
 if TYPE_CHECKING:

@@ -15,8 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_plugin.contracts.dsse import Envelope, Signed, envelope, pae, to_base64
-from vllm_plugin.contracts.statement import CERTIFICATE_TYPE, key_id
+from vllm_plugin.contracts.statement import (
+    CERTIFICATE_TYPE,
+    Envelope,
+    Signed,
+    envelope,
+    key_id,
+    pae,
+    to_base64,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

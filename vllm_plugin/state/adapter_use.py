@@ -16,8 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
-from vllm_plugin.contracts.lease_protocol import CLAIM_S, OFFER_S
-from vllm_plugin.contracts.lora import PASSED_S
+from vllm_plugin.contracts.lease_protocol import CLAIM_S, OFFER_S, PASSED_S
 
 _NO_ADAPTERS: Final[frozenset[str]] = frozenset()
 

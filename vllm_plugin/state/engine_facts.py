@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_plugin.contracts.unleased import Unleased
+from vllm_plugin.contracts.senders import Unleased
 from vllm_plugin.state.conditions import Conditions, kv_cache_dtype
 from vllm_plugin.state.kv_cache import bytes_per_token
 

@@ -11,10 +11,9 @@ from dataclasses import asdict
 from time import time
 from typing import Any, Final
 
-from vllm_plugin.contracts.claiming_sidecar import Subscriber, Subscribers
 from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.lease_protocol import API_VERSION, Claim, ClaimCall, parse_lease
-from vllm_plugin.contracts.slot_claims import SlotClaims
+from vllm_plugin.contracts.slot_claims import SlotClaims, Subscriber, Subscribers
 from vllm_plugin.speed.engine_speed import EngineSpeed, Occupancy, SchedulerReport
 from vllm_plugin.speed.lora import NO_LORA
 from vllm_plugin.state.adapter_use import AdapterUse

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from vllm_plugin.contracts.claiming_sidecar import Offer
 from vllm_plugin.contracts.lease_protocol import MAX_CLAIMED_SHARE, Claim, ClaimCall
-from vllm_plugin.contracts.slot_claims import SlotClaims
+from vllm_plugin.contracts.slot_claims import Offer, SlotClaims
 
 
 class ParentClaims:

@@ -30,7 +30,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
-from vllm_plugin.contracts.lora import NO_ADAPTER, PASSED_S
+from vllm_plugin.contracts.lease_protocol import NO_ADAPTER, PASSED_S
 from vllm_plugin.contracts.profile import ServiceClass
 
 # The weight of the last turn in the mean length of turns, and the longest that counts: the requests

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
-from vllm_plugin.contracts.lora import PASSED_S
+from vllm_plugin.contracts.lease_protocol import PASSED_S
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from orch_sidecar.tools.local.engine import NO_VLLM, objections
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
 from orch_sidecar.tools.terminal import Progress, bad, good
 from vllm_plugin.contracts import profile as profiles
-from vllm_plugin.contracts.sidecar_key import VARIABLE
+from vllm_plugin.contracts.senders import SIDECAR_KEY_VARIABLE
 
 # Large weights may take long to load; the progress line shows that it is alive.
 _READY_WITHIN_S: Final = 3600.0
@@ -152,7 +152,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, settings: SidecarSettings) -> check.Findings:
-    environ = {VARIABLE: os.environ.get(VARIABLE, secrets.token_urlsafe(32))}
+    environ = {
+        SIDECAR_KEY_VARIABLE: os.environ.get(SIDECAR_KEY_VARIABLE, secrets.token_urlsafe(32))
+    }
     model, name, extra = options.model, None, tuple(options.engine_arguments)
     if not model:
         model, name = str(tiny_model()), _TINY

@@ -15,8 +15,8 @@ from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease
 from orch_sidecar.engine_state import report
 from orch_sidecar.pools.claim_sender import REPEAT_S
 from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, rules
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import ClaimCall, changes_every_s
+from vllm_plugin.contracts.slot_claims import Subscriber
 from vllm_plugin.state.leases import Rejected
 
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import kv_of
 from tests.orch_sidecar.admission.happenings import RULES
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
-from vllm_plugin.contracts.lease_protocol import NO_SLOT, Claim, ClaimCall
-from vllm_plugin.contracts.lora import NO_ADAPTER
+from vllm_plugin.contracts.lease_protocol import NO_ADAPTER, NO_SLOT, Claim, ClaimCall
 from vllm_plugin.contracts.profile import ServiceClass
 
 EVENTS: Final = 1500

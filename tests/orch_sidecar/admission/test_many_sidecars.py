@@ -25,8 +25,8 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
+from vllm_plugin.contracts.slot_claims import Subscriber
 
 _PICK = st.integers(0, 1000)
 # Requests: more than are served in 15 s by eight slots, 0.4 s each.

@@ -12,8 +12,8 @@ from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
 from vllm_plugin.api_server.lease_middleware import ABORT_TURNS, LeaseMiddleware
 from vllm_plugin.api_server.sidecar_middleware import SidecarMiddleware
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
-from vllm_plugin.contracts.sidecar_key import SidecarKeys
+from vllm_plugin.contracts.senders import SidecarKeys
+from vllm_plugin.contracts.slot_claims import Subscriber
 from vllm_plugin.state.engine_state import EngineState
 
 

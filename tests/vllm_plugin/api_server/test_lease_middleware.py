@@ -16,8 +16,8 @@ from tests.vllm_plugin.api_server.generating import GeneratingApp, tracked
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US, lease_of
 from vllm_plugin.api_server.lease_middleware import ABORT_TURNS
-from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import Claim
+from vllm_plugin.contracts.slot_claims import Subscriber
 from vllm_plugin.state.engine_state import EngineState
 
 

@@ -9,7 +9,6 @@ import json
 
 import pytest
 
-from vllm_plugin.contracts.claiming_sidecar import ClaimingSidecar
 from vllm_plugin.contracts.lease_protocol import (
     MAX_OFFER_S,
     OFFER_S,
@@ -18,7 +17,7 @@ from vllm_plugin.contracts.lease_protocol import (
     claim_body,
     parse_claim,
 )
-from vllm_plugin.contracts.slot_claims import SlotClaims
+from vllm_plugin.contracts.slot_claims import ClaimingSidecar, SlotClaims
 
 SLOTS = 3
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_plugin.contracts.dsse import from_base64
-from vllm_plugin.contracts.statement import first_head, next_head, parse_leaf
+from vllm_plugin.contracts.statement import first_head, from_base64, next_head, parse_leaf
 from vllm_plugin.evidence.chains import (
     MAX_STATEMENTS,
     Evidence,

@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from vllm_plugin.contracts.dsse import from_base64, parse_envelope
-from vllm_plugin.contracts.statement import CERTIFICATE_TYPE, key_id
+from vllm_plugin.contracts.statement import CERTIFICATE_TYPE, from_base64, key_id, parse_envelope
 from vllm_plugin.evidence.epoch_key import (
     CERTIFICATE_DAYS,
     KEY_VARIABLE,

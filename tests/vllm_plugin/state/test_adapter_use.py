@@ -9,8 +9,15 @@ from dataclasses import replace
 import pytest
 
 from tests.vllm_plugin.examples import FACTS, THEM, US, lease_of, report, subscribed
-from vllm_plugin.contracts.lease_protocol import CLAIM_S, OFFER_S, Claim, ClaimCall
-from vllm_plugin.contracts.lora import PASSED_S, encoded, parse_adapter
+from vllm_plugin.contracts.lease_protocol import (
+    CLAIM_S,
+    OFFER_S,
+    PASSED_S,
+    Claim,
+    ClaimCall,
+    encoded_adapter,
+    parse_adapter,
+)
 from vllm_plugin.speed.lora import LoraUse
 from vllm_plugin.state.adapter_use import AdapterUse
 from vllm_plugin.state.engine_state import EngineState
@@ -52,9 +59,9 @@ class Sidecar:
 
 @pytest.mark.parametrize("name", ["sql", "a b", "ä/ö", "x%20y", "日本", "a\r\nb: c"])
 def test_name_is_read_as_it_was_written(name: str) -> None:
-    assert encoded(name).isascii()
-    assert "\n" not in encoded(name)
-    assert parse_adapter(encoded(name)) == name
+    assert encoded_adapter(name).isascii()
+    assert "\n" not in encoded_adapter(name)
+    assert parse_adapter(encoded_adapter(name)) == name
     assert parse_adapter("") is None
 
 

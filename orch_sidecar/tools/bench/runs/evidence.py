@@ -14,8 +14,12 @@ from orch_sidecar.tools.bench.load.capabilities import fetch_json
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
 from orch_sidecar.tools.bench.results.result import EvidenceDocument
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
-from vllm_plugin.contracts.dsse import parse_envelope
-from vllm_plugin.contracts.statement import STATEMENT_TYPE, STATEMENTS_PATH, sequence_of
+from vllm_plugin.contracts.statement import (
+    STATEMENT_TYPE,
+    STATEMENTS_PATH,
+    parse_envelope,
+    sequence_of,
+)
 
 _NONCE_BYTES: Final = 32
 # The engine signs one statement per second for long: others may have asked just before.

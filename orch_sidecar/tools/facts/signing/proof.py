@@ -20,16 +20,18 @@ from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.labels.thresholds import CLOCKS_AGREE_S, LAST_STEP_TOKENS
 from orch_sidecar.tools.facts.signing.evidence_file import Hash, Signed
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
-from vllm_plugin.contracts import dsse
-from vllm_plugin.contracts.dsse import Envelope, from_base64, parse_envelope
 from vllm_plugin.contracts.statement import (
     CERTIFICATE_TYPE,
     STATEMENT_TYPE,
+    Envelope,
     Leaf,
+    from_base64,
     key_id,
     next_head,
+    parse_envelope,
     parse_leaf,
     statement_digest,
+    to_base64,
 )
 
 
@@ -207,7 +209,7 @@ def _signer(
     found = _verified(
         "the certificate", signed.certificate, CERTIFICATE_TYPE, issuer.public, Certificate
     )
-    if found.public_key != dsse.to_base64(public):
+    if found.public_key != to_base64(public):
         raise ValueError("the certificate is of another key than that of the statements")
     if not issuer.is_valid_at(found.not_before_s):
         raise ValueError(f"the certificate was issued when the key {issuer.name} was not valid")

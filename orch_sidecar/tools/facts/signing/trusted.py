@@ -23,8 +23,7 @@ from pydantic import (
 )
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
-from vllm_plugin.contracts.dsse import from_base64, to_base64
-from vllm_plugin.contracts.statement import key_id
+from vllm_plugin.contracts.statement import from_base64, key_id, to_base64
 
 
 class TrustedKey(BaseModel):

@@ -26,9 +26,8 @@ from orch_sidecar.tools.facts.signing.verdict import Verified, Verifier
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes, parse_notes
 from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.contracts import dsse
+from vllm_plugin.contracts import statement
 from vllm_plugin.contracts.lease_protocol import timestamp
-from vllm_plugin.contracts.statement import STATEMENT_TYPE, key_id
 from vllm_plugin.evidence.chains import Evidence, Statement, StatementRequest
 from vllm_plugin.evidence.epoch_key import EpochKey, certify
 from vllm_plugin.speed.engine_speed import SchedulerReport
@@ -172,24 +171,26 @@ class SigningEngine:
         )
 
 
-def content_of(envelope: dsse.Envelope) -> dict[str, Any]:
+def content_of(envelope: statement.Envelope) -> dict[str, Any]:
     """The content of a statement."""
-    content: dict[str, Any] = json.loads(dsse.from_base64("payload", envelope["payload"]))
+    content: dict[str, Any] = json.loads(statement.from_base64("payload", envelope["payload"]))
     return content
 
 
 def resigned(
-    envelope: dsse.Envelope,
+    envelope: statement.Envelope,
     change: Callable[[dict[str, Any]], object],
     private: Ed25519PrivateKey,
-) -> dsse.Envelope:
+) -> statement.Envelope:
     """A statement whose content was changed, signed with this key."""
     content = content_of(envelope)
     change(content)
     payload = json.dumps(content, separators=(",", ":")).encode()
-    signature = private.sign(dsse.pae(STATEMENT_TYPE, payload))
-    identity = key_id(private.public_key().public_bytes_raw())
-    return dsse.envelope(dsse.Signed(STATEMENT_TYPE, payload, identity, signature))
+    signature = private.sign(statement.pae(statement.STATEMENT_TYPE, payload))
+    identity = statement.key_id(private.public_key().public_bytes_raw())
+    return statement.envelope(
+        statement.Signed(statement.STATEMENT_TYPE, payload, identity, signature)
+    )
 
 
 def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> Row:

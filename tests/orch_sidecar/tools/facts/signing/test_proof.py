@@ -18,7 +18,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     content_of,
     resigned,
 )
-from vllm_plugin.contracts.dsse import to_base64
+from vllm_plugin.contracts.statement import to_base64
 from vllm_plugin.evidence.epoch_key import CERTIFICATE_DAYS
 
 
