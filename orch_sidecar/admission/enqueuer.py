@@ -12,8 +12,8 @@ from typing import Final
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.forecast import Forecaster
+from orch_sidecar.admission.prediction.prompts import MAX_SHORTER_FACTOR
 from orch_sidecar.admission.prediction.service_time import Start
-from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, FullQueue

@@ -18,16 +18,18 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.constraint import Ahead, Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS
-from orch_sidecar.admission.prediction.lent_slots import (
+from orch_sidecar.admission.prediction.freed_slots import (
+    MAX_RETRY_MS,
+    MIN_RETRY_MS,
     MIN_WINDOW_S,
     WINDOW_S,
     LentSlots,
+    ReleaseRates,
+    Schedule,
     SlotAverage,
 )
-from orch_sidecar.admission.prediction.release_rate import MAX_RETRY_MS, MIN_RETRY_MS, ReleaseRates
-from orch_sidecar.admission.prediction.schedule import Schedule
+from orch_sidecar.admission.prediction.prompts import MAX_SHORTER_FACTOR, ShorterPrompts
 from orch_sidecar.admission.prediction.service_time import Forecast, Start, output_of
-from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR, ShorterPrompts
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ClassRules, ServiceClass

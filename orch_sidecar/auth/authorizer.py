@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from multidict import CIMultiDict, MultiMapping
 
-from orch_sidecar.admission.prediction.release_rate import ReleaseRate
+from orch_sidecar.admission.prediction.freed_slots import ReleaseRate
 from orch_sidecar.api import options
 from orch_sidecar.api.endpoints import ENGINE_METRICS, METRICS, PROBES, WITHOUT_KEY
 from orch_sidecar.api.generation import GenerationRequest

@@ -1,15 +1,23 @@
-"""Models how fast an engine reads the prompts that it has been sent.
+"""Models how fast an engine reads the prompts that it is sent, and how much of that is for others.
 
 Pure: times are seconds of a monotonic clock. All requests share the prefill: a prompt is read after
 those sent before it, at the measured rate, between the decodes of the running sequences. A prompt
 is known by its place in the sequence of all prompt tokens since the start. Reports of how many
 prompts the engine has yet to read correct the model (cached prefixes are read in no time).
+
+Where an engine cannot read all prompts in time, most requests are in time if the shortest go first.
+So a new prompt is treated as if shorter ones that arrive meanwhile went before it: where these take
+a share p of the time, it takes 1 / (1 - p) of its own (the busy period of a queue with priorities).
+
+An engine generates less while it reads. So the more slots bulk requests have or wait for, the less
+of its time interactive prompts get: SHARE_BESIDE_BULK where bulk requests ask for all slots. API
+keys share that time by weight: another key's prompts count only up to what this key asked for.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from math import ceil
+from math import ceil, fsum
 from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
@@ -19,6 +27,14 @@ _PROMPTS_PER_STEP: Final = 4
 # Over about this many recent prompts it is known which share of them the engine had to read.
 _RECENT_PROMPTS: Final = 64
 _MIN_READ_SHARE: Final = 0.01
+
+SHARE_BESIDE_BULK: Final = 0.55
+# For how long a prompt counts for longer ones, and how many do at most: enough to know the load,
+# and to follow it.
+WINDOW_S: Final = 10.0
+MAX_PROMPTS: Final = 64
+# A higher factor would mean that long prompts are never served.
+MAX_SHORTER_FACTOR: Final = 8.0
 
 
 class UnreadPrompts:
@@ -127,3 +143,47 @@ class UnreadPrompts:
         if self._step_tokens is not None and step_s > 0:
             reading_s = min(reading_s, decoding_s / step_s * self._step_tokens / rate)
         return decoding_s + reading_s
+
+
+class ShorterPrompts:
+    """The interactive prompts that arrived recently for one engine, served or not."""
+
+    def __init__(self) -> None:
+        # With the times of their arrival; without retries.
+        self.recent: deque[tuple[float, AdmissionRequest]] = deque(maxlen=MAX_PROMPTS)
+
+    def factor(
+        self, request: AdmissionRequest, tokens_per_s: float, bulk: float, now: float
+    ) -> float:
+        """Returns how long a new prompt waits for shorter ones, as a multiple of its own time.
+
+        `tokens_per_s`: what the engine reads. `bulk`: the share of the slots (0 to 1) that bulk
+        requests have or wait for.
+        """
+        recent = self.recent
+        while recent and now - recent[0][0] > WINDOW_S:
+            recent.popleft()
+        shorter = self._shorter_tokens(request)
+        seconds = now - recent[0][0] if len(recent) == MAX_PROMPTS else WINDOW_S
+        readable = tokens_per_s * seconds * (1 - (1 - SHARE_BESIDE_BULK) * bulk)
+        if shorter * (1 + MAX_SHORTER_FACTOR) > readable * MAX_SHORTER_FACTOR:
+            return MAX_SHORTER_FACTOR
+        return shorter / (readable - shorter) if shorter else 0.0
+
+    def _shorter_tokens(self, request: AdmissionRequest) -> float:
+        """Returns the tokens of prompts that would be read before that of a request: shorter ones
+        of its key, and those of other keys up to what its key has asked for, by weight."""
+        key, own = request.key, request.prompt_tokens
+        shorter, asked = 0, own
+        others: dict[bytes, int] = {}
+        weights: dict[bytes, float] = {}
+        for _, each in self.recent:
+            of, tokens = each.key, each.prompt_tokens
+            if of != key:
+                others[of] = others.get(of, 0) + tokens
+                weights[of] = each.weight
+            elif tokens <= own:
+                asked += tokens
+                shorter += tokens if tokens < own else 0
+        level = asked / request.weight
+        return shorter + fsum(min(total, weights[of] * level) for of, total in others.items())

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.freed_slots import Schedule
 from orch_sidecar.admission.prediction.output_lengths import OutputLengths
 from orch_sidecar.admission.prediction.prompts import UnreadPrompts
-from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     EndedLease,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR
+from orch_sidecar.admission.prediction.prompts import MAX_SHORTER_FACTOR
 from orch_sidecar.admission.types import AdmissionRequest, Lease, StepTime
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (

@@ -13,7 +13,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from orch_sidecar.admission.prediction.release_rate import MAX_RETRY_MS
+from orch_sidecar.admission.prediction.freed_slots import MAX_RETRY_MS
 from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.schedule import Schedule
+from orch_sidecar.admission.prediction.freed_slots import Schedule
 from orch_sidecar.admission.prediction.service_time import (
     MAX_AGE_S,
     MAX_FACTOR,

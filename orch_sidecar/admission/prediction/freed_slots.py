@@ -1,0 +1,218 @@
+"""Predicts when slots come free: from the ends of running requests, or from the recent rate.
+
+Pure: times are seconds of a monotonic clock. A `Schedule` is in seconds of decoding from now; the
+prompts that the engine reads meanwhile are counted apart, in its `prompt_tokens`: they delay all
+slots.
+
+Where there is interactive traffic, requests that have yet to arrive will go before a queued bulk
+one, so that not all slots that come free are for queued requests. Therefore bulk requests are
+predicted to get slots only from each other, and to keep their recent number (`LentSlots`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from math import ceil
+from typing import Final
+
+from orch_sidecar.admission.types import EndedLease
+from vllm_plugin.contracts.profile import ServiceClass
+
+# The longest and the shortest time over which slots are averaged. Interactive requests come and go
+# in waves of half a minute: a shorter average is that of a crest or of a trough.
+WINDOW_S: Final = 60.0
+MIN_WINDOW_S: Final = 1.0
+_SAMPLE_S: Final = 0.25
+# Enough releases for a stable rate, recent enough to follow the load.
+WINDOW_RELEASES: Final = 64
+
+# The weight of the mean rate of starts in a prediction for bulk requests. The rest comes from the
+# ends of running requests, which are as uncertain as their lengths.
+RATE_WEIGHT: Final = 0.25
+
+DEFAULT_RETRY_MS: Final = 1000  # before anything was measured
+MIN_RETRY_MS: Final = 50
+# With jitter of a quarter, below what clients heed (`LONGEST_RETRY_MS` of api.errors).
+MAX_RETRY_MS: Final = 47_000
+
+
+class Schedule:
+    """The predicted use of an engine's slots: a heap of the times at which they come free. A
+    request takes the earliest ones and frees them at its predicted end."""
+
+    def __init__(self, free_in_s: Iterable[float], prompt_tokens: float = 0.0) -> None:
+        self._free = sorted(free_in_s)  # a sorted list is a heap
+        self.prompt_tokens = prompt_tokens
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def copy(self, *, without: int = 0) -> Schedule:
+        """Returns a copy without the first slots to come free, which are reserved for others."""
+        return Schedule(sorted(self._free)[without:], self.prompt_tokens)
+
+    def with_slots(self, least: int, free_in_s: float) -> Schedule:
+        """Returns a copy with `least` slots or more; added ones come free after `free_in_s`."""
+        added = [free_in_s] * (least - len(self._free))
+        return Schedule(self._free + added, self.prompt_tokens)
+
+    def with_share(self, share: float) -> Schedule:
+        """Returns a copy with this share of the slots: at 1/2 the second, the fourth, and so on, in
+        the order in which they come free."""
+        free = sorted(self._free)
+        last, kept = len(free) - 1, int(len(free) * share)
+        # Rounding must not lead beyond the last one: 11 / (22 / 30) is above 15.
+        at = (min(last, ceil((i + 1) / share) - 1) for i in range(kept))
+        return Schedule((free[i] for i in at), self.prompt_tokens)
+
+    def place(self, cost: int, service_s: float) -> float | None:
+        """Takes `cost` slots for `service_s`. Returns the start; None: there are too few slots."""
+        if cost > len(self._free):
+            return None
+        start = 0.0
+        for _ in range(cost):
+            start = heapq.heappop(self._free)
+        for _ in range(cost):
+            heapq.heappush(self._free, start + service_s)
+        return start
+
+    def fill(self, count: int, service_s: float) -> None:
+        """Places `count` equal sequences one by one, in the time of sorting the slots.
+
+        Each slot takes as many as fit below the level to which all the work would fill the slots;
+        the few that are left take the slots that are free first.
+        """
+        free = self._free
+        if not free or count <= 0 or service_s <= 0:
+            return
+        free.sort()
+        level, total = 0.0, count * service_s
+        for used, at in enumerate(free, 1):
+            total += at
+            level = total / used
+            if used == len(free) or level <= free[used]:
+                break
+        rest = count
+        for slot, at in enumerate(free):
+            fitting = int((level - at) / service_s)
+            if fitting <= 0:
+                continue
+            free[slot] = at + fitting * service_s
+            rest -= fitting
+        heapq.heapify(free)
+        for _ in range(rest):
+            heapq.heapreplace(free, free[0] + service_s)
+
+    def start(self, cost: int) -> float | None:
+        """Returns when `cost` slots will be free, without taking them."""
+        if cost > len(self._free):
+            return None
+        return self._free[0] if cost == 1 else heapq.nsmallest(cost, self._free)[-1]
+
+
+class ReleaseRate:
+    """Slots released per second over the recent past."""
+
+    def __init__(self) -> None:
+        # When, and how many slots.
+        self.releases: deque[tuple[float, int]] = deque(maxlen=WINDOW_RELEASES)
+
+    def released(self, slots: int, now: float) -> None:
+        self.releases.append((now, slots))
+
+    def per_second(self, now: float) -> float | None:
+        """Returns the slots per second; None until two releases are known."""
+        recent = [(at, slots) for at, slots in self.releases if now - at <= WINDOW_S]
+        if len(recent) < 2:
+            return None
+        # The first release starts the clock; the time since the last one counts as well.
+        span = max(now - recent[0][0], 1e-3)
+        return sum(slots for _, slots in recent[1:]) / span
+
+    def retry_after_ms(self, slots_ahead: float, now: float) -> int:
+        """Returns the milliseconds until `slots_ahead` slots come free at the measured rate."""
+        rate = self.per_second(now)
+        if not rate:
+            return DEFAULT_RETRY_MS
+        return int(min(max(1000 * slots_ahead / rate, MIN_RETRY_MS), MAX_RETRY_MS))
+
+
+class ReleaseRates:
+    """Slots released per second: of each class, and of all."""
+
+    def __init__(self) -> None:
+        self.all = ReleaseRate()
+        self._of_class = tuple(ReleaseRate() for _ in ServiceClass)  # by rank
+
+    def learn(self, ended: Iterable[EndedLease]) -> None:
+        """Counts the slots of those that the engine served."""
+        of_all, of_class = self.all.releases, self._of_class
+        for lease, _, served, now in ended:
+            if served:
+                release = now, lease.cost
+                of_all.append(release)
+                if lease.request is not None:
+                    of_class[lease.request.service_class.rank].releases.append(release)
+
+    def of(self, service_class: ServiceClass) -> ReleaseRate:
+        return self._of_class[service_class.rank]
+
+
+class SlotAverage:
+    """The mean slots of the requests of a class while others waited for some."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()  # times, and slot-seconds until then
+        self._began_at = 0.0
+
+    def recent_average(self, slot_s: float, waiting: bool, now: float) -> float | None:
+        """Returns the recent average, and takes a sample; None: not known yet.
+
+        `slot_s`: all slot-seconds so far. `waiting`: others are queued; if not, sampling begins
+        anew, because requests have as many slots as they ask for.
+        """
+        samples = self._samples
+        restarted = bool(samples) and slot_s < samples[-1][1] - 1.0  # more than a rounding error
+        if restarted or not waiting:
+            samples.clear()
+        if not samples:
+            self._began_at = now
+        # At first only the later half counts: before others waited, requests had more slots.
+        window_s = min(WINDOW_S, (now - self._began_at) / 2)
+        if not samples or now - samples[-1][0] >= _SAMPLE_S:
+            samples.append((now, slot_s))
+        while len(samples) > 1 and now - samples[1][0] >= window_s:
+            samples.popleft()
+        since, before = samples[0]
+        return None if now - since < MIN_WINDOW_S else (slot_s - before) / (now - since)
+
+
+class LentSlots:
+    """The slots of bulk requests beside interactive traffic, in which queued ones are placed."""
+
+    def __init__(
+        self, schedule: Schedule, average: float, slowdown: float, service_s: float, cost: int
+    ) -> None:
+        """`schedule`: of the slots that bulk requests have now, in seconds of decoding; with the
+        prompts that the engine reads meanwhile these last `slowdown` times as long. `average`: the
+        mean slots of bulk requests. `service_s`: for how long a sequence has its slot. `cost`: the
+        fewest slots that are needed.
+        """
+        # If bulk requests have no slot, one comes free within the time of one sequence.
+        self.schedule = schedule.with_slots(max(1, cost), service_s / slowdown)
+        self._slots = len(self.schedule)
+        self._average = average
+        self._slowdown = slowdown
+        self._service_s = service_s
+
+    def start_s(self, cost: int, ahead: int) -> float | None:
+        """Returns the seconds until a request gets its slots behind the `ahead` queued sequences
+        that are in the schedule. None: there are fewer slots."""
+        decoding_s = self.schedule.start(cost)
+        if decoding_s is None:
+            return None
+        by_ends = decoding_s * self._slowdown * self._slots  # slot-seconds
+        by_rate = (ahead + cost) * self._service_s
+        return (by_ends + RATE_WEIGHT * (by_rate - by_ends)) / self._average
