@@ -59,8 +59,8 @@ class AdmissionController:
         )
         self.order = QueueOrder(self.constraints)
         jitter = jitter or random.Random()  # noqa: S311 (it spreads retries, and keeps no secret)
-        self.forecaster = Forecaster(self.constraints, jitter)
-        self._enqueuer = Enqueuer(self.constraints, self.forecaster)
+        self.forecaster = Forecaster(self.constraints)
+        self.enqueuer = Enqueuer(self.constraints, self.forecaster, jitter)
         self.reclaim = Reclaim(self.constraints, self.order)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
         self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
@@ -93,7 +93,7 @@ class AdmissionController:
             self.absence.ended(now)
         if not self.queues.depth:
             return []
-        return self._enqueuer.refuse_too_large(slots_before) + self.dispatch(now)
+        return self.enqueuer.refuse_too_large(slots_before) + self.dispatch(now)
 
     def engine_unavailable(
         self, refusal: Refusal, now: float, *, expected: bool | None = None
@@ -143,7 +143,7 @@ class AdmissionController:
             or request.tpot_ms is not None
         ):
             self.learn()
-            outcome = self._enqueuer.refuse_at_once(request, now)
+            outcome = self.enqueuer.refuse_at_once(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
             self._count_demand(request, now)
         if outcome is not None:
@@ -182,7 +182,7 @@ class AdmissionController:
         `since`: its arrival, from which its time limits count.
         """
         self.learn()
-        outcome = self._enqueuer.requeue(ticket, request, since, self.away_refusal(now), now)
+        outcome = self.enqueuer.requeue(ticket, request, since, self.away_refusal(now), now)
         if isinstance(outcome, Queued):
             self.order.blocked_by = self.constraints.pause
             self.constraints.reserve.update(now)
@@ -279,7 +279,7 @@ class AdmissionController:
     def refuse_queued(self, refusal: Refusal) -> list[Decision]:
         """Refuses all queued requests."""
         self.order.blocked_by = None
-        return self._enqueuer.refuse_all(refusal)
+        return self.enqueuer.refuse_all(refusal)
 
     def replace_rules(self, rules: AdmissionRules, now: float) -> list[Decision]:
         """Applies reloaded rules; queued requests keep their time limits."""
@@ -315,12 +315,12 @@ class AdmissionController:
         self.learn()
         decisions: list[Decision] = []
         if self.queues.has_expired(now):
-            decisions = self._enqueuer.expire(self.away_refusal(now), now)
+            decisions = self.enqueuer.expire(self.away_refusal(now), now)
         reserve, waiting = self.constraints.reserve, self.queues.depth
         reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
             self.queues.remove(head.ticket)
-            if (late := self._enqueuer.refuse_late(head, now)) is not None:
+            if (late := self.enqueuer.refuse_late(head, now)) is not None:
                 decisions.append(Decision(head.ticket, late))
                 continue
             lease = self._grant(head.ticket, head.request, now)
@@ -356,7 +356,7 @@ class AdmissionController:
         if not self.keeps_queue or away.predicted_start_ms is None:
             return away
         start = self.forecaster.start_after(request, away.predicted_start_ms / 1000)
-        outcome, evicted = self._enqueuer.enqueue(ticket, request, start, now)
+        outcome, evicted = self.enqueuer.enqueue(ticket, request, start, now)
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return away
@@ -371,14 +371,14 @@ class AdmissionController:
             arrival = now, request
             demand.arrivals.append(arrival)
             if request.service_class is INTERACTIVE:
-                self.forecaster.shorter_prompts.recent.append(arrival)
+                self.enqueuer.shorter_prompts.recent.append(arrival)
 
     def _enqueue(
         self, ticket: str, request: AdmissionRequest, blocked_by: Constraint, now: float
     ) -> Lease | Refusal | Queued:
         start = self.forecaster.start(request, blocked_by, now)
         outcome: Lease | Refusal | Queued
-        outcome, evicted = self._enqueuer.enqueue(ticket, request, start, now)
+        outcome, evicted = self.enqueuer.enqueue(ticket, request, start, now)
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return outcome

@@ -1,35 +1,50 @@
 """Decides which requests may queue, for how long, and which are evicted for others.
 
-Pure: times are seconds of a monotonic clock. Queues and waits are bounded here; `ordering` decides
-the order of dispatch.
+Pure: times are seconds of a monotonic clock. Queues and waits are bounded here, by what `forecast`
+predicts; `ordering` decides the order of dispatch. A refused request is told when to come again.
 """
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.forecast import Forecaster
-from orch_sidecar.admission.prediction.prompts import MAX_SHORTER_FACTOR
+from orch_sidecar.admission.prediction.freed_slots import MAX_RETRY_MS, MIN_RETRY_MS
+from orch_sidecar.admission.prediction.prompts import MAX_SHORTER_FACTOR, ShorterPrompts
 from orch_sidecar.admission.prediction.service_time import Start
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, FullQueue
+from vllm_plugin.contracts.profile import (
+    BULK,
+    IDLE,
+    INTERACTIVE,
+    AdmissionRules,
+    ClassRules,
+    FullQueue,
+)
 
 # For how long a later part of a request may wait: until the parts before it have had their turns.
 _MAX_PART_WAIT_S: Final = 86_400.0
+# Requests that are refused together should not retry together.
+_JITTER_SHARE: Final = 0.25
 
 
 class Enqueuer:
     """Adds requests to the queues of one engine, and refuses those that may wait no longer."""
 
-    def __init__(self, constraints: AdmissionConstraints, forecaster: Forecaster) -> None:
+    def __init__(
+        self, constraints: AdmissionConstraints, forecaster: Forecaster, jitter: random.Random
+    ) -> None:
         self._constraints = constraints
         self._ledger, self._queues = constraints.ledger, constraints.queues
         self._reserve, self._service_times = constraints.reserve, constraints.service_times
         self._forecaster = forecaster
+        self._jitter = jitter
+        self.shorter_prompts = ShorterPrompts()
 
     @property
     def _rules(self) -> AdmissionRules:
@@ -44,13 +59,12 @@ class Enqueuer:
     ) -> tuple[Queued | Refusal, list[Decision]]:
         """Queues a request, unless its predicted `start` is too late for it. Returns its outcome,
         and the evictions that made room for it."""
-        forecaster = self._forecaster
         position = self._queues.ahead_in_all_classes(request).requests
         start_ms = None if start is None else start.ms
         rules = self._rules.of(request.service_class)
         refusal: Refusal | None = None
         if not request.is_later_part:
-            refusal = forecaster.queue_refusal(request, rules, start, now)
+            refusal = self._queue_refusal(request, rules, start, now)
         evicted: list[Decision] = []
         if refusal is None and self._is_full(request):
             displaced = self._displaced_by(request)
@@ -60,14 +74,14 @@ class Enqueuer:
                 refusal = refusals.full(request, self._ledger.slots_total, self._capacity(request))
         if refusal is not None:
             refusal = replace(refusal, queue_position=position, predicted_start_ms=start_ms)
-            return forecaster.with_retry_after(refusal, request, now), evicted
+            return self._with_retry_after(refusal, request, now), evicted
         self._queues.add(self._queued(ticket, request, now, now))
         return Queued(position, start_ms), evicted
 
     def refuse_at_once(self, request: AdmissionRequest, now: float) -> Refusal | None:
         """Returns the refusal of a request that could start at once, but would be slow or late;
         None: it may start."""
-        slow = self._forecaster.slow_refusal(request, joins=True)
+        slow = self._slow_refusal(request, joins=True)
         if slow is not None:
             return slow
         rules = self._rules.of(request.service_class)
@@ -77,10 +91,10 @@ class Enqueuer:
             or not prompts.may_be_late(request, 1 + MAX_SHORTER_FACTOR, slo_ms / 1000, now)
         ):
             return None
-        refusal = self._forecaster.late_refusal(request, rules, 0.0, now)
+        refusal = self._late_refusal(request, rules, 0.0, now)
         if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
             return refusal
-        return self._forecaster.with_retry_after(refusal, request, now)
+        return self._with_retry_after(refusal, request, now)
 
     def requeue(
         self,
@@ -116,11 +130,11 @@ class Enqueuer:
         rules, prompts = self._rules.of(request.service_class), self._service_times.prompts
         if prompts.clears_at <= now or (rules.ttft_p95_ms is None and request.deadline_ms is None):
             return None
-        refusal = self._forecaster.late_refusal(request, rules, now - since, now)
+        refusal = self._late_refusal(request, rules, now - since, now)
         if refusal is None:
             return None
         self._reserve.expired(replace(queued, expiry_reason=refusal.reason), now)
-        return self._forecaster.with_retry_after(refusal, request, now)
+        return self._with_retry_after(refusal, request, now)
 
     def refuse_all(self, refusal: Refusal) -> list[Decision]:
         """Refuses all queued requests."""
@@ -152,6 +166,98 @@ class Enqueuer:
             ticket, request, since, since + longest_s, expiry_reason, request.delay_s, tokens
         )
 
+    def _queue_refusal(
+        self, request: AdmissionRequest, rules: ClassRules, start: Start | None, now: float
+    ) -> Refusal | None:
+        """Returns the refusal of a request that must not queue; None: it may."""
+        if not request.may_queue:
+            return refusals.may_not_queue()
+        slow = self._slow_refusal(request, joins=False)
+        if slow is not None:
+            return slow
+        refusal = refusals.too_long_a_wait(request, rules, None if start is None else start.ms)
+        if refusal is not None or start is None or start.first_token_s is None:
+            return refusal
+        alone_s = self._service_times.first_token_s(request) or 0.0
+        shorter_s = alone_s * self._shorter_factor(request, rules, now)
+        return refusals.late(request, rules, start.first_token_s, shorter_s)
+
+    def _slow_refusal(self, request: AdmissionRequest, *, joins: bool) -> Refusal | None:
+        """Returns the refusal of a request that would get its tokens more slowly than its client
+        can use, in the batch as it is now; None: it would not, or the step time is unknown.
+
+        `joins`: it enlarges the batch; otherwise it takes the place of another request.
+        """
+        if request.tpot_ms is None:
+            return None
+        token_ms = self._service_times.token_ms_p95(request.cost, joins=joins)
+        if token_ms is None or token_ms <= request.tpot_ms:
+            return None
+        return refusals.slow(token_ms, request.tpot_ms)
+
+    def _late_refusal(
+        self, request: AdmissionRequest, rules: ClassRules, waited_s: float, now: float
+    ) -> Refusal | None:
+        """Returns the refusal of a request that can have its slots now, but whose first token would
+        be late; None: it is in time.
+
+        Only other prompts are a reason to refuse it for its SLO: one that would be late in an empty
+        engine, too, could never be served. Where shorter prompts take all of the time, it is served
+        once none is before it.
+        """
+        times = self._service_times
+        first_token_s = times.first_token_s(request, times.prompts.unread(now))
+        alone_s = times.first_token_s(request)
+        if first_token_s is None or alone_s is None:
+            return None
+        shorter_factor = 0.0 if waited_s else self._shorter_factor(request, rules, now)
+        first_token_s += waited_s
+        refusal = refusals.late(request, rules, first_token_s, shorter_factor * alone_s, waited_s)
+        if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
+            return refusal
+        if (
+            shorter_factor < MAX_SHORTER_FACTOR
+            and refusals.late(request, rules, alone_s) is not None
+        ):
+            return None
+        return refusal
+
+    def _shorter_factor(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
+        """Returns by which factor of its own time a new prompt waits for shorter ones."""
+        prompts, ledger = self._service_times.prompts, self._ledger
+        rate = prompts.tokens_per_s
+        if rate is None or rules.ttft_p95_ms is None or request.service_class is not INTERACTIVE:
+            return 0.0
+        bulk = (ledger.bulk + self._queues.cost(BULK)) / ledger.slots_total
+        return self.shorter_prompts.factor(request, rate / prompts.read_share, min(1.0, bulk), now)
+
+    def _with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
+        """Adds a Retry-After: the time in which everything before such a request is dispatched at
+        the measured rate, and those that were refused a moment ago, up to one for each slot, come
+        back one after the other; where slots are free, that in which the engine reads the prompts
+        that it has. A request that would start too late is not asked back before it could be in
+        time."""
+        ledger = self._ledger
+        slots = self._queues.ahead_in_all_classes(request).sequences + request.cost
+        unread_s = self._service_times.prompts.clears_at - now
+        if slots <= ledger.slots_total - ledger.non_idle and unread_s > 0:
+            wait_ms = min(max(int(1000 * unread_s), MIN_RETRY_MS), MAX_RETRY_MS)
+        else:
+            demand = self._constraints.reserve.demand(request.service_class)
+            demand.update(now)
+            slots += min(len(demand.retries), ledger.slots_total)
+            slots_ahead = slots / self._constraints.offers.share_kept
+            wait_ms = self._forecaster.release_rates.all.retry_after_ms(slots_ahead, now)
+        if refusal.predicted_start_ms is not None:
+            rules = self._constraints.rules.of(request.service_class)
+            longest_s = refusals.longest_wait(request, rules)[0] if request.may_queue else 0.0
+            late_ms = refusal.predicted_start_ms - int(1000 * longest_s)
+            wait_ms = max(wait_ms, min(late_ms, MAX_RETRY_MS))
+        wait_ms = int(wait_ms * (1 + _JITTER_SHARE * self._jitter.random()))
+        return replace(refusal, retry_after_ms=wait_ms)
+
+    # Places
+
     def _is_full(self, request: AdmissionRequest) -> bool:
         if request.is_later_part:
             return False
@@ -180,7 +286,7 @@ class Enqueuer:
         )
         refusal = refusals.evicted() if drops else refusals.displaced(queued.request)
         self._reserve.refused(queued.request, refusal.reason)
-        return self._refuse(queued, self._forecaster.with_retry_after(refusal, queued.request, now))
+        return self._refuse(queued, self._with_retry_after(refusal, queued.request, now))
 
     def _refuse(self, queued: QueuedRequest, refusal: Refusal) -> Decision:
         self._queues.remove(queued.ticket)
@@ -188,4 +294,4 @@ class Enqueuer:
 
     def _expired(self, queued: QueuedRequest, now: float) -> Refusal:
         refusal = refusals.expired(queued)
-        return self._forecaster.with_retry_after(refusal, queued.request, now)
+        return self._with_retry_after(refusal, queued.request, now)

@@ -1,4 +1,4 @@
-"""Predicts when requests will start, and refuses those that would start too late.
+"""Predicts when requests will start, and the places of those that are queued.
 
 Pure: times are seconds of a monotonic clock. Knows the order of the queues and the service times
 of requests; dispatches nothing.
@@ -6,21 +6,16 @@ of requests; dispatches nothing.
 
 from __future__ import annotations
 
-import random
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.constraint import Ahead, Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS
 from orch_sidecar.admission.prediction.freed_slots import (
-    MAX_RETRY_MS,
-    MIN_RETRY_MS,
     MIN_WINDOW_S,
     WINDOW_S,
     LentSlots,
@@ -28,14 +23,9 @@ from orch_sidecar.admission.prediction.freed_slots import (
     Schedule,
     SlotAverage,
 )
-from orch_sidecar.admission.prediction.prompts import MAX_SHORTER_FACTOR, ShorterPrompts
 from orch_sidecar.admission.prediction.service_time import Forecast, Start, output_of
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
-from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ClassRules, ServiceClass
-
-# Requests that are refused together should not retry together.
-_JITTER_SHARE: Final = 0.25
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 
 # Up to this number, starts are predicted one by one; later requests start at the same rate.
 _MAX_PREDICTED_REQUESTS: Final = 1024
@@ -44,14 +34,12 @@ _MAX_PREDICTED_REQUESTS: Final = 1024
 class Forecaster:
     """Predicts the waits and ends of one engine's requests."""
 
-    def __init__(self, constraints: AdmissionConstraints, jitter: random.Random) -> None:
+    def __init__(self, constraints: AdmissionConstraints) -> None:
         self._service_times = constraints.service_times
         self.release_rates = ReleaseRates()
         self._bulk_slots = SlotAverage()
-        self.shorter_prompts = ShorterPrompts()
         self._ledger, self._queues = constraints.ledger, constraints.queues
         self._constraints = constraints
-        self._jitter = jitter
 
     def _schedule_of(
         self, service_class: ServiceClass, blocked_by: Constraint | None, now: float
@@ -73,16 +61,12 @@ class Forecaster:
             return None
         if room < 0:  # others have taken some of the slots, or the engine has fewer than it had
             schedule = schedule.copy(without=-room)
-        if (kept := self._share_kept()) < 1.0:
+        if (kept := self._constraints.offers.share_kept) < 1.0:
             schedule = schedule.with_share(kept)
         if is_bulk:
             self._queue_up(schedule, INTERACTIVE, None, now)
             schedule = schedule.copy(without=max(0, reserved))
         return schedule
-
-    def _share_kept(self) -> float:
-        ledger = self._ledger
-        return self._constraints.offers.share_kept(ledger.slots_total, ledger.leased)
 
     def _queue_up(
         self,
@@ -283,96 +267,6 @@ class Forecaster:
         return Forecast(
             1000 * start.slots_s, 1000 * first_s, 1000 * (first_s - alone_s + service_s)
         )
-
-    def queue_refusal(
-        self, request: AdmissionRequest, rules: ClassRules, start: Start | None, now: float
-    ) -> Refusal | None:
-        """Returns the refusal of a request that must not queue; None: it may."""
-        if not request.may_queue:
-            return refusals.may_not_queue()
-        slow = self.slow_refusal(request, joins=False)
-        if slow is not None:
-            return slow
-        refusal = refusals.too_long_a_wait(request, rules, None if start is None else start.ms)
-        if refusal is not None or start is None or start.first_token_s is None:
-            return refusal
-        alone_s = self._service_times.first_token_s(request) or 0.0
-        shorter_s = alone_s * self._shorter_factor(request, rules, now)
-        return refusals.late(request, rules, start.first_token_s, shorter_s)
-
-    def slow_refusal(self, request: AdmissionRequest, *, joins: bool) -> Refusal | None:
-        """Returns the refusal of a request that would get its tokens more slowly than its client
-        can use, in the batch as it is now; None: it would not, or the step time is unknown.
-
-        `joins`: it enlarges the batch; otherwise it takes the place of another request.
-        """
-        if request.tpot_ms is None:
-            return None
-        token_ms = self._service_times.token_ms_p95(request.cost, joins=joins)
-        if token_ms is None or token_ms <= request.tpot_ms:
-            return None
-        return refusals.slow(token_ms, request.tpot_ms)
-
-    def late_refusal(
-        self, request: AdmissionRequest, rules: ClassRules, waited_s: float, now: float
-    ) -> Refusal | None:
-        """Returns the refusal of a request that can have its slots now, but whose first token would
-        be late; None: it is in time.
-
-        Only other prompts are a reason to refuse it for its SLO: one that would be late in an empty
-        engine, too, could never be served. Where shorter prompts take all of the time, it is served
-        once none is before it.
-        """
-        times = self._service_times
-        first_token_s = times.first_token_s(request, times.prompts.unread(now))
-        alone_s = times.first_token_s(request)
-        if first_token_s is None or alone_s is None:
-            return None
-        shorter_factor = 0.0 if waited_s else self._shorter_factor(request, rules, now)
-        first_token_s += waited_s
-        refusal = refusals.late(request, rules, first_token_s, shorter_factor * alone_s, waited_s)
-        if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
-            return refusal
-        if (
-            shorter_factor < MAX_SHORTER_FACTOR
-            and refusals.late(request, rules, alone_s) is not None
-        ):
-            return None
-        return refusal
-
-    def _shorter_factor(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
-        """Returns by which factor of its own time a new prompt waits for shorter ones."""
-        prompts, ledger = self._service_times.prompts, self._ledger
-        rate = prompts.tokens_per_s
-        if rate is None or rules.ttft_p95_ms is None or request.service_class is not INTERACTIVE:
-            return 0.0
-        bulk = (ledger.bulk + self._queues.cost(BULK)) / ledger.slots_total
-        return self.shorter_prompts.factor(request, rate / prompts.read_share, min(1.0, bulk), now)
-
-    def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
-        """Adds a Retry-After: the time in which everything before such a request is dispatched at
-        the measured rate, and those that were refused a moment ago, up to one for each slot, come
-        back one after the other; where slots are free, that in which the engine reads the prompts
-        that it has. A request that would start too late is not asked back before it could be in
-        time."""
-        ledger = self._ledger
-        slots = self._queues.ahead_in_all_classes(request).sequences + request.cost
-        unread_s = self._service_times.prompts.clears_at - now
-        if slots <= ledger.slots_total - ledger.non_idle and unread_s > 0:
-            wait_ms = min(max(int(1000 * unread_s), MIN_RETRY_MS), MAX_RETRY_MS)
-        else:
-            demand = self._constraints.reserve.demand(request.service_class)
-            demand.update(now)
-            slots += min(len(demand.retries), ledger.slots_total)
-            slots_ahead = slots / self._share_kept()
-            wait_ms = self.release_rates.all.retry_after_ms(slots_ahead, now)
-        if refusal.predicted_start_ms is not None:
-            rules = self._constraints.rules.of(request.service_class)
-            longest_s = refusals.longest_wait(request, rules)[0] if request.may_queue else 0.0
-            late_ms = refusal.predicted_start_ms - int(1000 * longest_s)
-            wait_ms = max(wait_ms, min(late_ms, MAX_RETRY_MS))
-        wait_ms = int(wait_ms * (1 + _JITTER_SHARE * self._jitter.random()))
-        return replace(refusal, retry_after_ms=wait_ms)
 
 
 def _clear_s(

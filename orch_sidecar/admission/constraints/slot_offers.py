@@ -108,12 +108,13 @@ class SlotOffers(Slots):
         self.was_rejected = False
         self._update()
 
-    def share_kept(self, slots_total: int, leased: int) -> float:
-        """Returns the share of the slots that come free here which other sidecars do not get: while
-        they claim slots, each has an equal part of all."""
+    @property
+    def share_kept(self) -> float:
+        """The share of the slots that come free here which other sidecars do not get: while they
+        claim slots, each has an equal part of all."""
         if not self.contended:
             return 1.0
-        return min(1.0, slots_total / self.sidecars / max(1, leased))
+        return min(1.0, self._ledger.slots_total / self.sidecars / max(1, self._ledger.leased))
 
     def settle(self) -> None:
         """Ends the use of an offer. The rest of it is given back where others wait; where none do,

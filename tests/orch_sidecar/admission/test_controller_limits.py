@@ -58,7 +58,7 @@ def test_request_behind_the_evicted_one_is_dispatched_if_it_fits() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_retry_after_counts_the_cost_of_all_queued_requests_and_is_spread(seed: int) -> None:
     core = core_of(4, of_capacity(2))
-    core.forecaster._jitter.seed(seed)
+    core.enqueuer._jitter.seed(seed)
     fill(core, interactive(4), "a")
     core.release("a", 0.0)
     fill(core, interactive(4), "b")

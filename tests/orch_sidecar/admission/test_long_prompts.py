@@ -148,8 +148,8 @@ def crowded() -> AdmissionController:
     core = core_that_reads()
     coming = [interactive(prompt_tokens=100 + number) for number in range(60)]
     for request in coming:
-        core.forecaster.shorter_prompts.recent.append((0.0, request))
-        core.forecaster.shorter_prompts.recent.append((0.0, request))
+        core.enqueuer.shorter_prompts.recent.append((0.0, request))
+        core.enqueuer.shorter_prompts.recent.append((0.0, request))
     return core
 
 

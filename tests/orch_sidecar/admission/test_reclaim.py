@@ -122,7 +122,7 @@ def test_the_delay_before_it_gave_its_slots_counts() -> None:
     assert granted(core.release("b", 8.53)) == ["i1"]
     late = interactive(max_tokens=300)
     core.dispatch(10.9)
-    core.queues.add(core._enqueuer._queued("i2", late, 10.9, 10.9))
+    core.queues.add(core.enqueuer._queued("i2", late, 10.9, 10.9))
     assert granted(core.release("i1", 11.0, 300)) == [again], "after 8 s and 2.5 s"
 
 
