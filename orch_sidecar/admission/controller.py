@@ -15,7 +15,7 @@ from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain, OrderedBy, after_restart, stronger
 from orch_sidecar.admission.enqueuer import Enqueuer
-from orch_sidecar.admission.forecast import Forecaster
+from orch_sidecar.admission.forecast import Forecaster, Place, Places
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.prediction.absence import Absence
@@ -60,6 +60,7 @@ class AdmissionController:
         self.order = QueueOrder(self.constraints)
         jitter = jitter or random.Random()  # noqa: S311 (it spreads retries, and keeps no secret)
         self.forecaster = Forecaster(self.constraints)
+        self.places = Places(self.forecaster)
         self.enqueuer = Enqueuer(self.constraints, self.forecaster, jitter)
         self.reclaim = Reclaim(self.constraints, self.order)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
@@ -307,6 +308,10 @@ class AdmissionController:
             self.constraints.set_kv(request)
         order = self.order if self.queues.depth else self.constraints
         return self.forecaster.forecast(request, order.blocking(request, now), now)
+
+    def place(self, ticket: str, now: float) -> Place | None:
+        """Returns the place of a queued request, a moment ago. None: it is not known."""
+        return self.places.of(ticket, self.blocked_by, now, away=self.unavailable is not None)
 
     # Dispatch
 

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Iterator
 from itertools import islice
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from orch_sidecar.admission.constraints.constraint import Ahead, Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
@@ -30,6 +30,12 @@ from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 # Up to this number, starts are predicted one by one; later requests start at the same rate.
 _MAX_PREDICTED_REQUESTS: Final = 1024
 
+# How old the places may be, and how much older for each queued request, which costs microseconds.
+_MAX_AGE_S: Final = 0.1
+_MAX_AGE_S_PER_REQUEST: Final = 1e-4
+# Requests behind these keep the place and the prediction of their arrival.
+_MAX_PLACES: Final = 16_384
+
 
 class Forecaster:
     """Predicts the waits and ends of one engine's requests."""
@@ -38,7 +44,7 @@ class Forecaster:
         self._service_times = constraints.service_times
         self.release_rates = ReleaseRates()
         self._bulk_slots = SlotAverage()
-        self._ledger, self._queues = constraints.ledger, constraints.queues
+        self._ledger, self.queues = constraints.ledger, constraints.queues
         self._constraints = constraints
 
     def _schedule_of(
@@ -77,7 +83,7 @@ class Forecaster:
     ) -> Ahead:
         """Places the queued requests of a class: all, or only those before the new one `until`.
         Returns what they are."""
-        line, aside = self._queues.line(service_class), self._queues.aside(service_class)
+        line, aside = self.queues.line(service_class), self.queues.aside(service_class)
         starts_behind, ahead = self._constraints.starts_behind, Ahead()
         for group in aside:  # a few of each one by one
             most = MAX_LISTED_REQUESTS // aside.groups + 1
@@ -151,7 +157,7 @@ class Forecaster:
         ahead = self._queue_up(schedule, request.service_class, request, now)
         self._place_passed(schedule, ahead)
         if lent:
-            slots_s = lent.start_s(request.cost, self._queues.ahead(request).sequences)
+            slots_s = lent.start_s(request.cost, self.queues.ahead(request).sequences)
         else:
             slots_s = times.start_s(schedule, request.cost)
         if slots_s is None:
@@ -175,7 +181,7 @@ class Forecaster:
         """Returns at least `cost` slots of bulk requests beside interactive traffic. None: there is
         no such traffic, or what bulk requests have beside it is unknown."""
         ledger, reserve, times = self._ledger, self._constraints.reserve, self._service_times
-        waiting = self._queues.size(BULK) > 0
+        waiting = self.queues.size(BULK) > 0
         average = self._bulk_slots.recent_average(ledger.bulk_slot_s(now), waiting, now)
         pace, token_s = reserve.bulk.pace, times.pace_s(0)
         if average is None or not token_s or not pace.service_s or not reserve.has_traffic(now):
@@ -206,7 +212,7 @@ class Forecaster:
             schedule = None
         else:
             schedule = self._schedule_of(service_class, blocked_by, now)
-        for group in self._queues.aside(service_class):
+        for group in self.queues.aside(service_class):
             for queued in group:
                 aside_s = self._constraints.starts_behind(ahead, queued.request, now)
                 aside_s = _clear_s(aside_s, queued.request, group.constraint, now)
@@ -219,7 +225,7 @@ class Forecaster:
         slots_s, sequences = None, 0
         rates = self.release_rates.of(service_class)
         rate = rates.per_second(now) if schedule is None else None
-        for number, queued in enumerate(self._queues.line(service_class)):
+        for number, queued in enumerate(self.queues.line(service_class)):
             request = queued.request
             blocked_s = self._constraints.starts_behind(ahead, request, now)
             if blocked_s is None:
@@ -267,6 +273,52 @@ class Forecaster:
         return Forecast(
             1000 * start.slots_s, 1000 * first_s, 1000 * (first_s - alone_s + service_s)
         )
+
+
+class Place(NamedTuple):
+    """`position`: how many requests go before it. `starts_at`: when it gets its slots; None if
+    that is unknown."""
+
+    position: int
+    starts_at: float | None
+
+
+class Places:
+    """The places of one engine's queued requests. To predict them visits the whole queue, so they
+    are kept for a while: the longer the queue, the longer."""
+
+    def __init__(self, forecaster: Forecaster) -> None:
+        self._forecaster = forecaster
+        self._places: dict[str, Place] = {}
+        self._stale_at = float("-inf")
+
+    def of(
+        self, ticket: str, blocked_by: Constraint | None, now: float, *, away: bool
+    ) -> Place | None:
+        """Returns the place of a queued request a moment ago. None: it has arrived since then, or
+        too many go before it.
+
+        `blocked_by`: what the head of the queue waits for. `away`: nobody knows when the engine
+        will take requests.
+        """
+        if now >= self._stale_at:
+            self._places = self._predict(blocked_by, now, away=away)
+            self._stale_at = now + _MAX_AGE_S + _MAX_AGE_S_PER_REQUEST * len(self._places)
+        return self._places.get(ticket)
+
+    def _predict(
+        self, blocked_by: Constraint | None, now: float, *, away: bool
+    ) -> dict[str, Place]:
+        forecaster, places = self._forecaster, dict[str, Place]()
+        for service_class in ServiceClass:
+            if not forecaster.queues.size(service_class):
+                continue
+            for queued, start_s in forecaster.starts(service_class, blocked_by, now):
+                if len(places) == _MAX_PLACES:
+                    return places
+                starts_at = None if start_s is None or away else now + start_s
+                places[queued.ticket] = Place(len(places), starts_at)
+        return places
 
 
 def _clear_s(

@@ -23,8 +23,8 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
+from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.prediction.absence import Absence
-from orch_sidecar.admission.queue_places import Place, Places
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import (
     AdmissionRequest,
@@ -102,7 +102,7 @@ class Ticket:
 
     def place(self, now: float) -> Place | None:
         """Returns its place among the queued requests; None: it is not known."""
-        return self._gate.places.of(self.id, now)
+        return self._gate.controller.place(self.id, now)
 
     def obstacle(self) -> Refusal | None:
         """Returns why a request that has waited since it got its lease can no longer be sent;
@@ -189,7 +189,6 @@ class Gate:
         self.ledger = controller.ledger
         self.offers = controller.constraints.offers
         self.reserve = controller.constraints.reserve
-        self.places = Places(controller)
         self._loop = asyncio.get_running_loop()
         controller.absence = Absence(self._loop.time(), durations_s)
         self.ids = TicketIds()

@@ -82,8 +82,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import Lease, QueuedRequest

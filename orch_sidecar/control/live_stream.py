@@ -281,7 +281,7 @@ class LiveSource:
     def _queued(self, pool: Pool, now: float) -> Iterator[Queued]:
         for service_class in ServiceClass:
             for each in islice(pool.queues.line(service_class), MAX_QUEUED):
-                place = pool.gate.places.of(each.ticket, now)
+                place = pool.admission.place(each.ticket, now)
                 if place is not None:
                     yield Queued(_id(pool, each.ticket), each, place)
 

@@ -19,7 +19,6 @@ from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
-from orch_sidecar.admission.queue_places import Places
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,
@@ -77,7 +76,6 @@ class RandomLog:
         for each in PARENTS:
             self.claims.parents.claim_table.opened(each)
         self.calls = ClaimCalls(self.claims, core.constraints.offers, core.ledger)
-        self.places = Places(core)
         core.keeps_queue = chance.random() < 0.7
         core.reclaim.is_unseen = lambda lease: (
             lease in self.running and crc32(lease.encode()) % 3 > 0
@@ -214,7 +212,7 @@ class RandomLog:
 
     def predict(self) -> None:
         for ticket in self.waiting:
-            self.say("place", ticket, self.places.of(ticket, self.now))
+            self.say("place", ticket, self.core.place(ticket, self.now))
         blocked_by = self.core.order.blocked_by
         for service_class in ServiceClass:
             for queued, start_s in self.core.forecaster.starts(service_class, blocked_by, self.now):

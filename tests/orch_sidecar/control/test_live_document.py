@@ -10,8 +10,8 @@ import pytest
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.fairness.key_share import KeyShare
+from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, QueuedRequest

@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from orch_sidecar.admission.queue_places import Place, Places
+from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.types import Decision, Lease
 from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
@@ -33,7 +33,6 @@ class Watched(Admitted):
 
     def __init__(self, rules: AdmissionRules, outcomes: Outcomes) -> None:
         super().__init__(rules, Sight(), outcomes, seed=1)
-        self.places = Places(self._controller)
         self.shown: dict[str, list[tuple[float, Place]]] = defaultdict(list)
         self.started: dict[str, float] = {}
         self._look_at = 0.0
@@ -57,7 +56,7 @@ class Watched(Admitted):
         if now >= self._look_at:
             self._look_at = now + EVERY_S
             for ticket in self._controller.queues.tickets():
-                place = self.places.of(ticket, now)
+                place = self._controller.place(ticket, now)
                 if place is not None:
                     self.shown[ticket].append((now, place))
 
