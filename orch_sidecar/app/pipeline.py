@@ -21,7 +21,7 @@ from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint, find
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.auth.authorizer import Authorizer
-from orch_sidecar.auth.origins import AllowedOrigins
+from orch_sidecar.auth.browsers import AllowedOrigins
 from orch_sidecar.coalescing.coalescer import Coalesce
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control

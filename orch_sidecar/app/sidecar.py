@@ -20,8 +20,8 @@ from orch_sidecar.api.headers import AUTHORIZATION, SERVER, X_MEASUREMENT_TYPE
 from orch_sidecar.app import pipeline
 from orch_sidecar.app.listeners import AdminListener, explained
 from orch_sidecar.app.reloader import Reloader
-from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback
 from orch_sidecar.auth.authorizer import Authorizer
+from orch_sidecar.auth.browsers import AllowedHosts, is_loopback
 from orch_sidecar.auth.key_file import KeyFile, read_secret
 from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.config.pool_settings import authority

@@ -1,7 +1,7 @@
 """Authenticates API keys and enforces their limits; `Frontend` applies their class.
 
 Pure: time is a parameter, seconds of a monotonic clock. Without keys all clients are served and
-have no limits; on the loopback they must then call it by a name of that (`allowed_hosts`). With
+have no limits; on the loopback they must then call it by a name of that (`AllowedHosts`). With
 keys, all paths need one, except those of probes and Prometheus: these send no keys, and the network
 must restrict them. Parent sidecars need keys that say so, unless the settings trust all clients.
 The operators' listener needs no key; it is on the loopback unless configured otherwise.
@@ -29,7 +29,7 @@ from orch_sidecar.api.endpoints import ENGINE_METRICS, METRICS, PROBES, WITHOUT_
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, X_ORCH_CLASS
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback, parse_address
+from orch_sidecar.auth.browsers import AllowedHosts, is_loopback, parse_address
 from orch_sidecar.auth.budgets import Bucket, Budgets, Fields, Reservation
 from orch_sidecar.auth.keys import (
     MAX_KEY_BYTES,

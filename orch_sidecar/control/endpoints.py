@@ -27,8 +27,7 @@ from orch_sidecar.api.endpoints import (
 )
 from orch_sidecar.api.headers import ALLOW, HOST, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.allowed_hosts import AllowedHosts
-from orch_sidecar.auth.browsers import MAX_BODY_BYTES, check_browser
+from orch_sidecar.auth.browsers import MAX_BODY_BYTES, AllowedHosts, check_browser
 from orch_sidecar.auth.keys import OPERATOR, ApiKey, owner_of
 from orch_sidecar.control.live_stream import LiveStream
 from orch_sidecar.control.pages import Page, Pages

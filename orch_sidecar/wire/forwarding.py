@@ -51,7 +51,7 @@ from orch_sidecar.wire.http1 import Head
 
 Fields = Sequence[tuple[bytes, bytes]]
 
-# Set by this sidecar on its responses, or decided by it alone (`auth.origins`).
+# Set by this sidecar on its responses, or decided by it alone (`auth.browsers`).
 _OURS: Final = frozenset(
     map(
         raw,

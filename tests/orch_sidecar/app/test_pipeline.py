@@ -13,7 +13,7 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.app import pipeline
 from orch_sidecar.app.pipeline import OwnEndpoints
-from orch_sidecar.auth.origins import AllowedOrigins
+from orch_sidecar.auth.browsers import AllowedOrigins
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
