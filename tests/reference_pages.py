@@ -16,9 +16,9 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orch_sidecar.api.errors import BY_REASON
 from orch_sidecar.api.headers import FAIRNESS_IDS, X_ORCH_CLASS, X_ORCH_QUEUE_EVENTS
 from orch_sidecar.api.options import OPTIONS
+from orch_sidecar.api.refusal import BY_REASON
 from orch_sidecar.batches.progress import Progress
 from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.config.settings import SidecarSettings

@@ -13,10 +13,9 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.api import coalescing_key, form, generation, json_body
-from orch_sidecar.api.errors import ANTHROPIC, COHERE, OPENAI, RESPONSES, ErrorFormat
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
-from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.api.refusal import ANTHROPIC, COHERE, OPENAI, RESPONSES, ErrorFormat, Refusal
 from vllm_plugin.contracts.lease_protocol import WORKLOADS_BY_PATH, workloads_of
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 

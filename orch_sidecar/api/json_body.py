@@ -163,14 +163,6 @@ def _is_deeper_than(document: Any, levels: int) -> bool:
     return True
 
 
-def well_formed(text: str) -> str:
-    """Returns a client's text as UTF-8 can have it.
-
-    JSON and header fields may have half a surrogate pair. Bytes for an engine are left as they are.
-    """
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 def kind_of(value: Any) -> str:
     """Returns what JSON calls the type of a value, with its article."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 
-from orch_sidecar.api.errors import error_text
+from orch_sidecar.api.refusal import error_text
 from orch_sidecar.config.pool_settings import authority
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_connection import ClientConnection, Handler

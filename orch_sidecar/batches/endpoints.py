@@ -21,8 +21,7 @@ from aiohttp.http import HttpProcessingError
 
 from orch_sidecar.api.endpoints import ResourcePath
 from orch_sidecar.api.headers import CONTENT_TYPE
-from orch_sidecar.api.json_body import well_formed
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import Reason, Refusal, well_formed
 from orch_sidecar.batches import catalog
 from orch_sidecar.batches.catalog import BatchOrder, Page, Quotas, now_s, over_quota
 from orch_sidecar.batches.database import Database

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from typing import Any, Final
 
-from orch_sidecar.api.errors import BY_REASON
-from orch_sidecar.api.refusal import Reason
+from orch_sidecar.api.refusal import BY_REASON, Reason
 from orch_sidecar.observability.recent import Ended, MeanBatches, RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass

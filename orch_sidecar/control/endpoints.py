@@ -15,7 +15,6 @@ from aiohttp import web
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import (
     ENDPOINTS,
     ENGINE_METRICS,
@@ -26,7 +25,7 @@ from orch_sidecar.api.endpoints import (
     match_resource,
 )
 from orch_sidecar.api.headers import ALLOW, HOST, X_MEASUREMENT_TYPE
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import OPENAI, Reason, Refusal
 from orch_sidecar.auth.browsers import MAX_BODY_BYTES, AllowedHosts, check_browser
 from orch_sidecar.auth.keys import OPERATOR, ApiKey, owner_of
 from orch_sidecar.control.live_stream import LiveStream
@@ -246,10 +245,10 @@ class Control:
         """Adds the common headers, unless the response has been sent already."""
         if isinstance(answer, Refusal):
             answer = web.Response(
-                status=errors.BY_REASON[answer.reason].status,
-                body=errors.OPENAI.body(answer),
+                status=answer.status,
+                body=OPENAI.body(answer),
                 content_type="application/json",
-                headers=errors.headers(answer),
+                headers=answer.headers(),
             )
         if not answer.prepared:
             for name, value in self._headers.items():
@@ -274,7 +273,7 @@ def _wrong_method(path: str, methods: tuple[str, ...], http: web.BaseRequest) ->
     method = ", ".join(methods).replace("GET", "GET, HEAD")
     text = f"{path} supports {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
-    return web.json_response(body=errors.OPENAI.body(refusal), status=405, headers={ALLOW: method})
+    return web.json_response(body=OPENAI.body(refusal), status=405, headers={ALLOW: method})
 
 
 # Every answer has the same fields: those that are not known, or not yet, are null.

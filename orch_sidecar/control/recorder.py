@@ -14,10 +14,9 @@ from typing import Final
 
 from aiohttp import web
 
-from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import Endpoint, ResourcePath, match_resource
 from orch_sidecar.api.headers import X_CORRELATION_ID, X_ORCH_REQUEST_ID, X_REQUEST_ID
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import BY_REASON, Reason, Refusal
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import (
@@ -85,10 +84,10 @@ class Recorder:
         try:
             answered = await answer(ids)
             if isinstance(answered, Refusal):
-                outcome, status = answered.reason, errors.BY_REASON[answered.reason].status
+                outcome, status = answered.reason, answered.status
             else:
                 # The only other error that is answered here.
-                refused = answered.status == errors.BY_REASON[Reason.METHOD_NOT_ALLOWED].status
+                refused = answered.status == BY_REASON[Reason.METHOD_NOT_ALLOWED].status
                 outcome = Reason.METHOD_NOT_ALLOWED if refused else OK
                 status = answered.status
                 if not answered.prepared:

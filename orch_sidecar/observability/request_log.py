@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from orch_sidecar.api.json_body import well_formed
+from orch_sidecar.api.refusal import well_formed
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.recent import Ended, MeanBatches
 from orch_sidecar.observability.record import Outcome, RequestRecord

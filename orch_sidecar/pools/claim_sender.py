@@ -17,7 +17,7 @@ import aiohttp
 
 from orch_sidecar.admission.claims.claim_calls import ClaimCalls
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.api.errors import error_text
+from orch_sidecar.api.refusal import error_text
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, Claim, ClaimCall, claim_body
 
 logger = logging.getLogger("orch.engine")

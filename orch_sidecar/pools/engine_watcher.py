@@ -19,8 +19,7 @@ import aiohttp
 
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import EngineReport
-from orch_sidecar.api.errors import error_text
-from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.api.refusal import Refusal, error_text
 from orch_sidecar.engine_state import document as state_document
 from orch_sidecar.engine_state import report, states
 from orch_sidecar.engine_state.document import Document, InvalidReport

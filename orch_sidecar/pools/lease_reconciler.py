@@ -14,7 +14,7 @@ from typing import Final
 import aiohttp
 
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.api.errors import error_text
+from orch_sidecar.api.refusal import error_text
 from vllm_plugin.contracts.lease_protocol import short_lease
 
 logger = logging.getLogger("orch.engine")

@@ -18,7 +18,6 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest
-from orch_sidecar.api.errors import error_text
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
@@ -32,7 +31,7 @@ from orch_sidecar.api.headers import (
     X_VLLM_PRIORITY,
     field_line,
 )
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import Reason, Refusal, error_text
 from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.config.resolve import labels_of

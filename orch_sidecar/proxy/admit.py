@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 from orch_sidecar.admission.gate import Ticket
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.body_outline import LARGE_BYTES
-from orch_sidecar.api.errors import BY_REASON
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import OK, RequestRecord
 from orch_sidecar.pools.parent_leases import ParentLeases
@@ -188,7 +187,7 @@ def _refused(request: Request, ticket: Ticket, refusal: Refusal) -> NotSent:
     """Returns the result of a request that got no slots at the pool."""
     if refusal.retry_after_ms is not None and not refusal.moved:
         ticket.request.identity = _identity_of(request.body)  # to recognize its retry
-    if refusal.moved or BY_REASON[refusal.reason].engine_away:
+    if refusal.moved or refusal.kind.engine_away:
         return NotSent(refusal, Retry.ANY_POOL)
     at_once = ticket.queued is None and request.record.lease is None
     elsewhere = at_once and refusal.reason in _BUSY_REASONS

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES, Outline
 from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import Endpoint, no_engine_has, unknown, why_not
@@ -160,7 +159,7 @@ class Frontend:
                 if (begun := request.queue_response) is not None and begun.refuse(refusal):
                     outcome = refusal.reason
                     return SENT if begun.keep_alive else SENT_CLOSE
-            outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
+            outcome, status = refusal.reason, refusal.status
             return response_to(http, record, refusal, endpoint, self._common_headers)
         except asyncio.CancelledError:
             if request is not None:

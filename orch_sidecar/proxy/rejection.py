@@ -7,7 +7,6 @@ from typing import Final
 
 from aiohttp import web
 
-from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.headers import (
     ALLOW,
@@ -49,7 +48,7 @@ def response_to(
         X_ORCH_REQUEST_ID: record.id,
         SERVER_TIMING: record.server_timing().decode(),
         **dict(record.rate_limits),
-        **errors.headers(refusal),
+        **refusal.headers(),
     }
     if record.labels is not None:
         headers[X_MEASUREMENT_TYPE] = str(record.labels["measurement_type"])
@@ -58,7 +57,7 @@ def response_to(
     if refusal.predicted_start_ms is not None:
         headers[X_ORCH_PREDICTED_START_MS] = str(refusal.predicted_start_ms)
     response = web.Response(
-        status=errors.BY_REASON[refusal.reason].status,
+        status=refusal.status,
         body=record.endpoint.error_format.body(refusal),
         content_type="application/json",
         headers=headers,

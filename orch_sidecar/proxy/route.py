@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Coroutine
 from typing import Any
 
-from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import Refusal
@@ -122,7 +121,7 @@ class Route:
                 return NotSent(result.refusal)
             if result.refusal.moved:
                 request.moved = True
-            elif refusal is None or errors.BY_REASON[refusal.reason].status != 429:
+            elif refusal is None or refusal.status != 429:
                 refusal = result.refusal  # the client is told that the best pool was busy
             if refusal is not None and (result.retry is Retry.NO or pools.one is not None):
                 return NotSent(request.loss or refusal)
@@ -196,6 +195,6 @@ def no_pool(request: Request, before: Refusal | None, refusal: Refusal) -> NotSe
     """Returns the refusal of a request that no pool takes, after that of one which was tried."""
     if request.cancelled is not None:
         return NotSent(request.cancelled)
-    if before is None or errors.BY_REASON[refusal.reason].status == 429:
+    if before is None or refusal.status == 429:
         before = refusal  # a working pool is busy: the client should come back
     return NotSent(request.loss or before, Retry.OTHER_POOL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from orch_sidecar.api import errors
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
@@ -123,7 +122,7 @@ class RunningPart(Sink):
             return False
         call = self.request.call
         assert call is not None
-        return not call.is_later_part and errors.BY_REASON[result.refusal.reason].status == 429
+        return not call.is_later_part and result.refusal.status == 429
 
     def _become_later_part(self) -> None:
         """Makes it a later part: it takes no place in a queue, and its wait has no limit."""

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple, cast
 
 from aiohttp import web
 
-from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, Endpoint, ResourcePath
 from orch_sidecar.api.headers import EXPECT
 from orch_sidecar.api.refusal import INTERNAL_ERROR, Refusal
@@ -294,10 +293,10 @@ class ClientConnection(web.RequestHandler):
     def _error(self, endpoint: Endpoint, refusal: Refusal) -> web.Response:
         """Returns the response to a broken body or after an error of our own."""
         response = web.Response(
-            status=errors.BY_REASON[refusal.reason].status,
+            status=refusal.status,
             body=endpoint.error_format.body(refusal),
             content_type="application/json",
-            headers={**(self._headers or {}), **errors.headers(refusal)},
+            headers={**(self._headers or {}), **refusal.headers()},
         )
         response.force_close()
         return response

@@ -19,8 +19,8 @@ from aiohttp import web
 
 from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
 from orch_sidecar.api.headers import CONTENT_ENCODING, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING
-from orch_sidecar.api.json_body import InvalidBody, well_formed
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.json_body import InvalidBody
+from orch_sidecar.api.refusal import Reason, Refusal, well_formed
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_request import ClientRequest
 from orch_sidecar.wire.unreadable import UNREADABLE, refusal_of

@@ -34,7 +34,7 @@ RATE_WEIGHT: Final = 0.25
 
 DEFAULT_RETRY_MS: Final = 1000  # before anything was measured
 MIN_RETRY_MS: Final = 50
-# With jitter of a quarter, below what clients heed (`LONGEST_RETRY_MS` of api.errors).
+# With jitter of a quarter, below what clients heed (`LONGEST_RETRY_MS` of api.refusal).
 MAX_RETRY_MS: Final = 47_000
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from orch_sidecar.api.json_body import well_formed
+from orch_sidecar.api.refusal import well_formed
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.otlp.protobuf import Integers, Texts, before_float, double
 from orch_sidecar.observability.record import Outcome, RequestRecord

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from orch_sidecar.api.errors import error_text
+from orch_sidecar.api.refusal import error_text
 from orch_sidecar.tools.bench.load.call import shown
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
 from orch_sidecar.tools.facts.labels.documents import parse_json

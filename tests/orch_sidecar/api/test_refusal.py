@@ -14,9 +14,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from orch_sidecar.admission.prediction.freed_slots import MAX_RETRY_MS
-from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import Endpoint
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import BY_REASON, LONGEST_RETRY_MS, Reason, Refusal, error_text
 from tests.orch_sidecar import apis
 
 CAPACITY_TAKEN = {
@@ -79,7 +78,7 @@ def json_of(api: Endpoint, refusal: Refusal) -> dict[str, Any]:
 @pytest.mark.parametrize("api", apis.GENERATING)
 def test_every_reason_has_a_form_in_every_api(reason: Reason, api: Endpoint) -> None:
     error = json_of(api, Refusal(reason, "why"))["error"]
-    form = errors.BY_REASON[reason]
+    form = BY_REASON[reason]
     assert 400 <= form.status < 600
     assert error["message"] == "why"
     assert error["code"] == form.code
@@ -93,7 +92,7 @@ def test_every_reason_has_a_form_in_every_api(reason: Reason, api: Endpoint) -> 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_status_distinguishes_capacity_in_use_from_unavailable_engines(reason: Reason) -> None:
-    status = errors.BY_REASON[reason].status
+    status = BY_REASON[reason].status
     assert (status == 429) == (reason in CAPACITY_TAKEN)
     assert (status == 503) == (reason in CANNOT_SERVE)
     assert status != 408, "clients and proxies retry it at once"
@@ -101,7 +100,7 @@ def test_status_distinguishes_capacity_in_use_from_unavailable_engines(reason: R
 
 @pytest.mark.parametrize(("reason", "status"), OTHERS.items())
 def test_statuses_are_the_usual_ones(reason: Reason, status: int) -> None:
-    assert errors.BY_REASON[reason].status == status
+    assert BY_REASON[reason].status == status
 
 
 def test_every_reason_has_a_status_that_is_tested() -> None:
@@ -111,21 +110,21 @@ def test_every_reason_has_a_status_that_is_tested() -> None:
 @pytest.mark.parametrize("reason", Reason)
 def test_only_capacity_in_use_and_failures_are_retriable(reason: Reason) -> None:
     failed = {Reason.ENGINE_FAILED, Reason.ENGINE_TIMEOUT}
-    assert errors.BY_REASON[reason].retriable == (reason in CAPACITY_TAKEN | CANNOT_SERVE | failed)
+    assert BY_REASON[reason].retriable == (reason in CAPACITY_TAKEN | CANNOT_SERVE | failed)
 
 
 def test_errors_of_the_client_are_not_retriable() -> None:
-    wrong = [reason for reason, form in errors.BY_REASON.items() if form.status in range(400, 429)]
+    wrong = [reason for reason, form in BY_REASON.items() if form.status in range(400, 429)]
     assert Reason.INVALID_REQUEST in wrong
     for reason in wrong:
         refusal = Refusal(reason, "why", retry_after_ms=500)
-        assert "Retry-After" not in errors.headers(refusal)
+        assert "Retry-After" not in refusal.headers()
         assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] is None
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_only_an_unauthorized_request_gets_www_authenticate(reason: Reason) -> None:
-    value = errors.headers(Refusal(reason, "why")).get("WWW-Authenticate")
+    value = Refusal(reason, "why").headers().get("WWW-Authenticate")
     assert value == ("Bearer" if reason is Reason.UNAUTHORIZED else None)
 
 
@@ -138,7 +137,7 @@ def test_rejected_key_has_the_error_type_of_each_api() -> None:
 
 
 def test_retry_headers_have_each_unit() -> None:
-    assert errors.headers(Refusal(Reason.QUEUE_FULL, "", retry_after_ms=1234)) == {
+    assert Refusal(Reason.QUEUE_FULL, "", retry_after_ms=1234).headers() == {
         "Retry-After": "2",
         "retry-after-ms": "1234",
         "X-Backoff-Ms": "1234",
@@ -146,14 +145,14 @@ def test_retry_headers_have_each_unit() -> None:
 
 
 def test_retry_after_in_seconds_is_never_zero() -> None:
-    headers = errors.headers(Refusal(Reason.QUEUE_FULL, "", retry_after_ms=50))
+    headers = Refusal(Reason.QUEUE_FULL, "", retry_after_ms=50).headers()
     assert headers["Retry-After"] == "1"
     assert headers["retry-after-ms"] == "50"
 
 
 def test_retriable_refusal_without_an_estimate_has_one_second() -> None:
     refusal = Refusal(Reason.ENGINE_DOWN, "gone")
-    assert errors.headers(refusal)["retry-after-ms"] == "1000"
+    assert refusal.headers()["retry-after-ms"] == "1000"
     assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] == 1000
 
 
@@ -161,10 +160,10 @@ def test_long_retry_is_one_that_clients_heed() -> None:
     """Vercel's AI SDK waits for less than a minute, litellm for a minute at most; beyond it they
     retry after a few seconds."""
     refusal = Refusal(Reason.ENGINE_STARTING, "why", retry_after_ms=75_000)
-    assert errors.headers(refusal)["Retry-After"] == "59"
-    assert errors.headers(refusal)["retry-after-ms"] == "59000"
+    assert refusal.headers()["Retry-After"] == "59"
+    assert refusal.headers()["retry-after-ms"] == "59000"
     assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] == 59_000
-    assert MAX_RETRY_MS * 1.25 < errors.LONGEST_RETRY_MS, "or the jitter is lost"
+    assert MAX_RETRY_MS * 1.25 < LONGEST_RETRY_MS, "or the jitter is lost"
 
 
 def test_openai_envelope_names_the_field() -> None:
@@ -254,7 +253,7 @@ def test_error_is_shown_without_the_request_that_it_belongs_to() -> None:
     url = URL(f"http://engine/v1/capabilities/leases/{'1' * 16}.{'a' * 32}.1")
     request = aiohttp.RequestInfo(url, "DELETE", headers, url)
     error = aiohttp.ContentTypeError(request, (), status=502, message="no JSON")
-    assert errors.error_text(error) == "ContentTypeError(status=502, message='no JSON')"
+    assert error_text(error) == "ContentTypeError(status=502, message='no JSON')"
 
 
 def test_failed_connections_are_their_cause_alone() -> None:
@@ -262,11 +261,11 @@ def test_failed_connections_are_their_cause_alone() -> None:
     key = SimpleNamespace(host="engine", port=80, ssl=True, is_ssl=False)
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('::1', 80, 0, 0)")
     error = aiohttp.ClientConnectorError(cast(Any, key), refused)
-    assert errors.error_text(error) == "connection refused"
+    assert error_text(error) == "connection refused"
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     error = aiohttp.ClientConnectorDNSError(cast(Any, key), unknown)
-    assert errors.error_text(error) == "name or service not known"
+    assert error_text(error) == "name or service not known"
 
 
 def test_other_errors_are_shown_as_they_are() -> None:
-    assert errors.error_text(KeyError("ended")) == "KeyError('ended')"
+    assert error_text(KeyError("ended")) == "KeyError('ended')"
