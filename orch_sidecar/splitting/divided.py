@@ -21,8 +21,7 @@ from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
-from orch_sidecar.splitting.division import Part
-from orch_sidecar.splitting.merging import DONE, MergedEvents, Unmergeable, merge
+from orch_sidecar.splitting.division import DONE, MergedEvents, Part, Unmergeable, merge
 from orch_sidecar.splitting.running_part import RunningPart
 from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
