@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.coalescing.tenant import tenant
+from orch_sidecar.coalescing.shared_generation import tenant
 
 PLAIN = [
     (b"Host", b"sidecar"),
