@@ -50,7 +50,8 @@ from orch_sidecar.wire.client_connections import (
 from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 if TYPE_CHECKING:
-    from orch_sidecar.batches.service import Batches, Storage
+    from orch_sidecar.batches.service import Batches
+    from orch_sidecar.batches.storage import Storage
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -329,7 +330,7 @@ def _open_storage(settings: SidecarSettings) -> Storage | None:
         return None
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of its parts, and each start
     try:
-        from orch_sidecar.batches.service import open_storage
+        from orch_sidecar.batches.storage import open_storage
     except ImportError as error:
         raise ValueError(
             f"batches (ORCH_BATCHES) is {settings.batches!r}, which needs the extra `batch`: "

@@ -14,7 +14,7 @@ from sqlalchemy import case, delete, func, select
 from sqlalchemy.orm import Session
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.batches.database import lock
+from orch_sidecar.batches.storage import lock
 from orch_sidecar.batches.tables import OPEN, Batch, Status, StoredFile
 
 PURPOSE: Final = "batch"

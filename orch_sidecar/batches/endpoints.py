@@ -24,10 +24,9 @@ from orch_sidecar.api.headers import CONTENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal, well_formed
 from orch_sidecar.batches import catalog
 from orch_sidecar.batches.catalog import BatchOrder, Page, Quotas, now_s, over_quota
-from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.jobs import CHUNK_BYTES, Jobs
 from orch_sidecar.batches.rows import serves
-from orch_sidecar.batches.store import FileStore, Opened, StoreFault
+from orch_sidecar.batches.storage import Database, FileStore, Opened, StoreFault
 from orch_sidecar.batches.tables import Batch, StoredFile
 from orch_sidecar.wire.client_connection import ResourceRequest
 from orch_sidecar.wire.request_body import send_continue

@@ -30,9 +30,8 @@ from orch_sidecar.batches.catalog import (
     unknown_files,
     used_rows,
 )
-from orch_sidecar.batches.database import Database, lock
 from orch_sidecar.batches.rows import InputCheck, InputRow, Problem, aborted
-from orch_sidecar.batches.store import FileStore, Opened
+from orch_sidecar.batches.storage import Database, FileStore, Opened, lock
 from orch_sidecar.batches.tables import Batch, RowState, Status, StoredFile
 
 logger = logging.getLogger("orch.batches")

@@ -27,12 +27,11 @@ from sqlalchemy.orm import Session
 
 from orch_sidecar.batches import ledger
 from orch_sidecar.batches.connections import Answer, RowConnections
-from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.jobs import Jobs
 from orch_sidecar.batches.ledger import EndedRow, Lane, OpenBatch, TakenRow
 from orch_sidecar.batches.progress import Progress
 from orch_sidecar.batches.rows import MAX_MODELS, aborted, answered, body_of
-from orch_sidecar.batches.store import FileStore
+from orch_sidecar.batches.storage import Database, FileStore
 from orch_sidecar.batches.tables import OPEN, Status
 
 logger = logging.getLogger("orch.batches")

@@ -6,8 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Final
 
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,20 +13,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.batches.catalog import Quotas
 from orch_sidecar.batches.connections import RowConnections
-from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.endpoints import Endpoints
 from orch_sidecar.batches.jobs import Jobs
 from orch_sidecar.batches.runner import Runner
-from orch_sidecar.batches.store import FileStore, StoreFault
+from orch_sidecar.batches.storage import Storage, StoreFault
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_connection import Handler, ResourceRequest
 
 logger = logging.getLogger("orch.batches")
-
-_DATABASE: Final = "batches.sqlite"
-_PRIVATE: Final = 0o700
-
-Storage = tuple[Database, FileStore]
 
 
 class Batches:
@@ -103,26 +95,3 @@ class Batches:
             logger.error("%s %s: the storage of batches failed: %s", method, what, error)
             text = "files and batches cannot be stored or read now: retry later"
             return Refusal(Reason.STORAGE_FAILED, text, retry_after_ms=5000)
-
-
-def open_storage(settings: SidecarSettings) -> Storage:
-    """Opens what the settings name. Raises ValueError if it cannot be used."""
-    place, database = settings.batches or "", settings.batches_database
-    text = f"batches (ORCH_BATCHES) is {place!r}"
-    try:
-        if "://" not in place:
-            # For this user alone: it has prompts and answers.
-            Path(place).mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-        store = FileStore(place)
-        if database is None and not store.local:
-            raise ValueError(f"{text}: set batches_database, too, for SQLite needs a directory")
-        if database is None:
-            return Database(f"sqlite:///{Path(place).resolve() / _DATABASE}"), store
-        return Database(database.get_secret_value()), store
-    except SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", error)).partition("\n")[0]
-        raise ValueError(f"{text}, and its database cannot be used: {reason}") from None
-    except OSError as error:
-        raise ValueError(f"{text}, which cannot be used: {error}") from error
-    except ImportError as error:
-        raise ValueError(f"{text}, for which a library is missing: {error}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.orm import Session
 
-from orch_sidecar.batches.database import Database
+from orch_sidecar.batches.storage import Database
 from orch_sidecar.batches.tables import Base
 from tests import postgres
 

@@ -15,10 +15,9 @@ from sqlalchemy.orm import Session
 
 from orch_sidecar.batches import ledger
 from orch_sidecar.batches.catalog import Quotas, now_s
-from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.jobs import Jobs
 from orch_sidecar.batches.ledger import EndedRow, Lane
-from orch_sidecar.batches.store import FileStore
+from orch_sidecar.batches.storage import Database, FileStore
 from orch_sidecar.batches.tables import Batch, Row, Status
 
 ROWS = 7

@@ -18,9 +18,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from orch_sidecar.batches import ledger
-from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.ledger import EndedRow, Lane, TakenRow
 from orch_sidecar.batches.rows import InputRow
+from orch_sidecar.batches.storage import Database
 from orch_sidecar.batches.tables import Base, Batch, Row, RowState, Status
 from tests.orch_sidecar.batches.conftest import empty
 
@@ -191,7 +191,7 @@ def test_sidecar_that_is_paused_in_a_transaction_holds_nobody_up(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In SQLite there is no other one."""
-    monkeypatch.setattr("orch_sidecar.batches.database._MAX_IDLE_S", 1)
+    monkeypatch.setattr("orch_sidecar.batches.storage._MAX_IDLE_S", 1)
     database = Database(postgres_url)
     database.transact(add_batch)
     locked, go = Event(), Event()
