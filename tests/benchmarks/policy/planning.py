@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from orch_sidecar.tools.planning.fleet import Demand, Prediction, of_capabilities
 from orch_sidecar.tools.simulate.compare import capacity, with_slo
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival, Replay
+from orch_sidecar.tools.sizing.engine_model import EngineModel, NotEnough
+from orch_sidecar.tools.sizing.fleet import Demand, Prediction, of_capabilities
 from orch_sidecar.tools.traces import read
-from orch_sidecar.tools.tune.engine_model import EngineModel, NotEnough
 from tests.benchmarks.policy import profiles, rig, work
 from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop, open_loop

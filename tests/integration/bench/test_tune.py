@@ -12,7 +12,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.traffic import Workload
-from orch_sidecar.tools.tune.cli import RATES, tune
+from orch_sidecar.tools.sizing.tune import RATES, tune
 from tests.integration.bench.measuring import INPUT_TOKENS, OUTPUT_TOKENS, plan, url_of
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -29,7 +29,7 @@ TRAFFIC = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0)
 def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.REPORT_INTERVAL_S", 0.03)
     rates = replace(RATES, requests=10, most_trials=2)
-    monkeypatch.setattr("orch_sidecar.tools.tune.cli.RATES", rates)
+    monkeypatch.setattr("orch_sidecar.tools.sizing.tune.RATES", rates)
 
 
 @pytest.mark.usefixtures("few_requests")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Trial
 from orch_sidecar.tools.bench.runs.series import RULES, RateSearch, SearchRules, kept
-from orch_sidecar.tools.tune.cli import RATES
+from orch_sidecar.tools.sizing.tune import RATES
 from tests.orch_sidecar.tools.bench.sample_results import (
     ONLINE,
     answered,

@@ -1,7 +1,6 @@
 """`orch tune`: slots and step size of an engine, from one warm run on it.
 
-It measures closed loops of growing size, then a few rates. The only module here that prints and
-writes files.
+It measures closed loops of growing size, then a few rates.
 """
 
 from __future__ import annotations
@@ -45,9 +44,8 @@ from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.traffic import Traffic, Workload
-from orch_sidecar.tools.terminal import print_error
-from orch_sidecar.tools.tune.decision import Decision, bounds, decide
-from orch_sidecar.tools.tune.engine_model import (
+from orch_sidecar.tools.sizing.decision import Decision, bounds, decide
+from orch_sidecar.tools.sizing.engine_model import (
     EngineModel,
     FullSlots,
     MemoryBound,
@@ -56,6 +54,7 @@ from orch_sidecar.tools.tune.engine_model import (
     model_of,
     steps_between,
 )
+from orch_sidecar.tools.terminal import print_error
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 

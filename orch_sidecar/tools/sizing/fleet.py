@@ -26,8 +26,8 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Direct, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
 from orch_sidecar.tools.simulate.traffic import Arrival
-from orch_sidecar.tools.tune.decision import FEW_STEPS
-from orch_sidecar.tools.tune.engine_model import (
+from orch_sidecar.tools.sizing.decision import FEW_STEPS
+from orch_sidecar.tools.sizing.engine_model import (
     EngineModel,
     NotEnough,
     Point,

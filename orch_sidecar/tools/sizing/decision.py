@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.tune.engine_model import (
+from orch_sidecar.tools.sizing.engine_model import (
     FURTHEST,
     EngineModel,
     FullSlots,

@@ -8,8 +8,8 @@ import pytest
 
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Workload
-from orch_sidecar.tools.tune.decision import Binds, Decision, decide, largest_within
-from orch_sidecar.tools.tune.engine_model import (
+from orch_sidecar.tools.sizing.decision import Binds, Decision, decide, largest_within
+from orch_sidecar.tools.sizing.engine_model import (
     EngineModel,
     FullSlots,
     MemoryBound,

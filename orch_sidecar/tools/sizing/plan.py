@@ -1,6 +1,6 @@
 """`orch plan`: how many engines and slots a traffic needs.
 
-The only module here that prints and that reads and writes files.
+With `tune`, the only module here that prints, and that reads and writes files.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded
 from orch_sidecar.tools.facts.comparison.cost import Prices, per_million
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
-from orch_sidecar.tools.planning.fleet import (
+from orch_sidecar.tools.simulate.compare import with_slo
+from orch_sidecar.tools.simulate.traffic import Replay
+from orch_sidecar.tools.sizing.decision import Decision, bounds, decide
+from orch_sidecar.tools.sizing.engine_model import EngineModel, FullSlots, MemoryBound, NotEnough
+from orch_sidecar.tools.sizing.fleet import (
     Demand,
     Prediction,
     of_capabilities,
     of_facts,
 )
-from orch_sidecar.tools.simulate.compare import with_slo
-from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress
 from orch_sidecar.tools.traces import add_trace, traces_of
-from orch_sidecar.tools.tune.decision import Decision, bounds, decide
-from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound, NotEnough
 from vllm_plugin.contracts import profile as profiles
 
 _COLUMNS: Final[dict[str, Callable[[Prediction], str]]] = {

@@ -15,9 +15,9 @@ from orch_sidecar.tools.bench.results.result import Trial
 from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Workload
-from orch_sidecar.tools.tune.cli import RATES, charts_of, decision_text, parser, tuned_profile
-from orch_sidecar.tools.tune.decision import Binds, Decision
-from orch_sidecar.tools.tune.engine_model import FullSlots, curve_of, memory_bound
+from orch_sidecar.tools.sizing.decision import Binds, Decision
+from orch_sidecar.tools.sizing.engine_model import FullSlots, curve_of, memory_bound
+from orch_sidecar.tools.sizing.tune import RATES, charts_of, decision_text, parser, tuned_profile
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.planning.fleet import of_capabilities, of_facts
-from orch_sidecar.tools.tune.engine_model import NotEnough
-from tests.orch_sidecar.tools.planning.rows import BATCHES, PREFILL, row, step_ms
+from orch_sidecar.tools.sizing.engine_model import NotEnough
+from orch_sidecar.tools.sizing.fleet import of_capabilities, of_facts
+from tests.orch_sidecar.tools.sizing.rows import BATCHES, PREFILL, row, step_ms
 
 ENTRY: dict[str, Any] = {
     "epoch": "e", "slots_total": 32, "foreign": 0, "ctx_max": 2048, "gpu": "H100",

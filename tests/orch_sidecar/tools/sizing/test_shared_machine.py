@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.planning.fleet import Demand, of_capabilities
 from orch_sidecar.tools.simulate import run
 from orch_sidecar.tools.simulate.compare import capacity, with_slo
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.fronts import Direct
 from orch_sidecar.tools.simulate.run import Run
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
+from orch_sidecar.tools.sizing.fleet import Demand, of_capabilities
 from orch_sidecar.tools.traces import read
 from vllm_plugin.contracts.profile import load
 from vllm_plugin.speed.step_time import StepSamples

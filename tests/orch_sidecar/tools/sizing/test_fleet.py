@@ -9,12 +9,12 @@ import pytest
 
 from orch_sidecar import cli
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.planning.cli import needed, plan_text
-from orch_sidecar.tools.planning.fleet import Demand
 from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival, Workload
-from tests.orch_sidecar.tools.planning.rows import BATCHES, row
+from orch_sidecar.tools.sizing.fleet import Demand
+from orch_sidecar.tools.sizing.plan import needed, plan_text
+from tests.orch_sidecar.tools.sizing.rows import BATCHES, row
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ServiceClass
 
