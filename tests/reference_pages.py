@@ -22,9 +22,9 @@ from orch_sidecar.api.refusal import BY_REASON
 from orch_sidecar.batches.progress import Progress
 from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.observability import exposition, gen_ai
+from orch_sidecar.observability import exposition, request_metrics
 from orch_sidecar.observability.collector import Collector
-from orch_sidecar.observability.families.metric_family import Family, HistogramFamily
+from orch_sidecar.observability.metric_family import Family, HistogramFamily
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.wire.client_connections import ClientConnections
@@ -61,9 +61,9 @@ _OF_OPERATIONS: Final = (
 )
 _OF_HISTOGRAMS: Final[Mapping[str, Sequence[str]]] = {
     "orch_decode_batch_size": (),
-    gen_ai.DURATION: (*_OF_OPERATIONS, "error_type"),
-    gen_ai.FIRST_TOKEN: _OF_OPERATIONS,
-    gen_ai.PER_TOKEN: _OF_OPERATIONS,
+    request_metrics.DURATION: (*_OF_OPERATIONS, "error_type"),
+    request_metrics.FIRST_TOKEN: _OF_OPERATIONS,
+    request_metrics.PER_TOKEN: _OF_OPERATIONS,
 }
 
 Row = Sequence[str]

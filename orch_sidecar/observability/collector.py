@@ -1,22 +1,27 @@
-"""Counts what happened to requests, and samples the pools at a scrape."""
+"""Counts what happened to requests, and samples the pools at a scrape.
+
+For Prometheus, and under vLLM's names for what chooses a pod among several.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.resolve import NO_TYPE
-from orch_sidecar.observability import gen_ai
+from orch_sidecar.engine_state.document import Document
+from orch_sidecar.observability import engine_metrics, pool_metrics
 from orch_sidecar.observability.exposition import Number
-from orch_sidecar.observability.families import engine_metrics, pool_metrics
-from orch_sidecar.observability.families.metric_family import (
+from orch_sidecar.observability.histogram import Traces
+from orch_sidecar.observability.metric_family import (
     Family,
     HistogramFamily,
     PoolFamily,
@@ -24,12 +29,18 @@ from orch_sidecar.observability.families.metric_family import (
     ScrapedPool,
     per_pool,
 )
-from orch_sidecar.observability.families.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
-from orch_sidecar.observability.gen_ai import GenAi
-from orch_sidecar.observability.histogram import Traces
 from orch_sidecar.observability.recent import Ended, RecentRequests
 from orch_sidecar.observability.record import OK, Outcome, RequestRecord
+from orch_sidecar.observability.request_metrics import (
+    COUNTERS,
+    GEN_AI_FAMILIES,
+    HISTOGRAMS,
+    ClassStats,
+    GenAi,
+    Labelled,
+)
 from orch_sidecar.observability.tracing import SpanCounts
+from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.contracts.profile import INTERACTIVE, ServiceClass
 
@@ -81,6 +92,8 @@ KeyNames = Callable[[], Mapping[bytes, str]]
 
 # The label `pool` of requests for which none was chosen.
 NO_POOL: Final = "none"
+
+_WITHOUT_LORA: Final[dict[str, Any]] = {"adapters": (), "running": (), "waiting": ()}
 
 
 def _traces(ended: Sequence[Ended]) -> Traces:
@@ -226,7 +239,7 @@ class Collector:
     def _families_of_requests(self) -> Iterable[PoolFamily]:
         for index, row in enumerate(HISTOGRAMS):
             yield HistogramFamily(row.name, row.text, partial(self._histograms, index))
-        for name, text in gen_ai.FAMILIES.items():
+        for name, text in GEN_AI_FAMILIES.items():
             histograms = partial(self._gen_ai_histograms, name)
             yield HistogramFamily(name, text, histograms, unit="seconds")
         for index, counter in enumerate(COUNTERS):
@@ -255,13 +268,13 @@ class Collector:
         for each in at.admission.classes:
             yield self.stats[at.pool.name][each.rank], each.value
 
-    def _histograms(self, index: int, at: ScrapedPool) -> Iterable[gen_ai.Labelled]:
+    def _histograms(self, index: int, at: ScrapedPool) -> Iterable[Labelled]:
         kind = at.pool.profile.measurement_type.value
         for stats, name in self._stats_of_pool(at):
             labels = {"class": name, "measurement_type": kind, "pool": at.pool.name}
             yield labels, stats.histograms[index]
 
-    def _gen_ai_histograms(self, name: str, at: ScrapedPool) -> Iterable[gen_ai.Labelled]:
+    def _gen_ai_histograms(self, name: str, at: ScrapedPool) -> Iterable[Labelled]:
         return self.gen_ai.histograms(name, at.pool.name)
 
     def _totals(self, index: int, at: ScrapedPool) -> Iterable[Sample]:
@@ -282,3 +295,70 @@ class Collector:
         for name in self.requests.keys() - scraped:
             kind = NO_TYPE if name is None else self._pools[name].profile.measurement_type.value
             yield name or NO_POOL, kind, self._requests(name)
+
+
+class ModelServerMetrics:
+    """Collects the metrics of the one pool of a sidecar, as those of a model server: by them
+    endpoint pickers choose a pod.
+
+    As the model server protocol of llm-d's router requires them, formerly that of the Gateway API
+    inference extension:
+    https://github.com/llm-d/llm-d-router/blob/main/docs/model-server-protocol.md
+    https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/proposals/003-model-server-protocol
+    Requests wait here, and not in vLLM: a picker that read vLLM's own metrics would see no queue.
+
+    A picker reads one sample of each family, whatever its labels (pkg/epp/framework/plugins/
+    datalayer/extractor/metrics/spec.go): so there is one, and none for a sidecar of several pools.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields all families that are known: those of the engine once it has reported."""
+        pool = self._pool
+        yield GaugeMetricFamily(
+            "vllm:num_requests_waiting",
+            "Requests that this sidecar queues for its engine.",
+            value=pool.queues.urgent,
+        )
+        yield GaugeMetricFamily(
+            "vllm:num_requests_running",
+            "Sequences in the engine, those that bypass this sidecar included.",
+            value=pool.ledger.leased + pool.ledger.foreign,
+        )
+        document = pool.watcher.document
+        if document is None:
+            return
+        if "kv_cache_usage" in document:
+            yield GaugeMetricFamily(
+                "vllm:kv_cache_usage_perc",
+                "Share of the engine's KV cache that is in use, 0 to 1.",
+                value=document["kv_cache_usage"],
+            )
+        sizes = {group["block_tokens"] for group in document.get("kv_groups", ())}
+        if len(sizes) == 1:  # layers with blocks of several sizes have no one size
+            blocks = str(document.get("kv_blocks_total", 0))
+            config = {"block_size": str(*sizes), "num_gpu_blocks": blocks}
+            yield _labelled("vllm:cache_config_info", "The engine's KV cache.", config, 1)
+        text = "LoRA adapters of requests that run, and that wait, and when this was so."
+        queued = (ticket.request.adapter for ticket in pool.gate.waiting.values())
+        lora = _lora(document, filter(None, queued))
+        yield _labelled("vllm:lora_requests_info", text, lora, time.time())
+
+
+def _lora(document: Document, queued_adapters: Iterable[str]) -> dict[str, str]:
+    """Returns the labels by which a picker knows the adapters. Without LoRA there are none, and it
+    is not missing: a picker would log that at every scrape."""
+    lora = document.get("lora", _WITHOUT_LORA)
+    return {
+        "max_lora": str(document.get("features", {}).get("max_loras", 0)),
+        "running_lora_adapters": ",".join(lora["running"]),
+        "waiting_lora_adapters": ",".join(sorted({*queued_adapters, *lora["waiting"]})),
+    }
+
+
+def _labelled(name: str, text: str, labels: dict[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family

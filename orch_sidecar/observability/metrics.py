@@ -15,7 +15,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.process_collector import ProcessCollector
 
-from orch_sidecar.observability.collector import Collector, KeyNames
+from orch_sidecar.observability.collector import Collector, KeyNames, ModelServerMetrics
 from orch_sidecar.observability.exposition import (
     END,
     OPENMETRICS,
@@ -23,8 +23,7 @@ from orch_sidecar.observability.exposition import (
     prefers_openmetrics,
     rendered,
 )
-from orch_sidecar.observability.families.metric_family import scraped_pool
-from orch_sidecar.observability.families.model_server_metrics import ModelServerMetrics
+from orch_sidecar.observability.metric_family import scraped_pool
 from orch_sidecar.observability.recent import Ended, RecentRequests
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from orch_sidecar.api.refusal import well_formed
-from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.otlp.protobuf import Integers, Texts, before_float, double
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.request_metrics import PROVIDER
 from vllm_plugin.contracts.lease_protocol import short_lease
 
 # A client may send any text as the name of a model.

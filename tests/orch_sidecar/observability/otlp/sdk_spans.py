@@ -16,8 +16,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE, field_line
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.request_metrics import PROVIDER
 from orch_sidecar.observability.tracing import SpanCounts, Trace, Tracing
 from vllm_plugin.contracts.lease_protocol import short_lease
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from orch_sidecar.engine_state import report
 from orch_sidecar.observability.exposition import Number
-from orch_sidecar.observability.families.metric_family import (
+from orch_sidecar.observability.histogram import Histogram
+from orch_sidecar.observability.metric_family import (
     Family,
     HistogramFamily,
     PoolFamily,
@@ -19,7 +20,6 @@ from orch_sidecar.observability.families.metric_family import (
     ScrapedPool,
     per_pool,
 )
-from orch_sidecar.observability.histogram import Histogram
 
 # An engine runs up to some hundreds of sequences at once.
 _BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

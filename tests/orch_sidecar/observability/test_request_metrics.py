@@ -9,8 +9,8 @@ from prometheus_client.samples import Sample
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability import exposition
-from orch_sidecar.observability.gen_ai import FAMILIES, GenAi
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.request_metrics import GEN_AI_FAMILIES, GenAi
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.openmetrics import openmetrics
 from tests.orch_sidecar.records import record_of
@@ -70,7 +70,7 @@ def served(gen_ai: GenAi, record: RequestRecord, ms: int = 800) -> None:
 
 
 def samples(gen_ai: GenAi, name: str) -> list[Sample]:
-    text = exposition.head(name, FAMILIES[name], "histogram", "seconds", openmetrics=True)
+    text = exposition.head(name, GEN_AI_FAMILIES[name], "histogram", "seconds", openmetrics=True)
     for pool in ("a", "b"):
         for labels, histogram in gen_ai.histograms(name, pool):
             text += histogram.lines(name, labels, exemplars=True)
