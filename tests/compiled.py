@@ -21,12 +21,13 @@ from orch_sidecar.tools.compiled import compiled, modules
 
 ROOT: Final = Path(__file__).parents[1]
 COPIED: Final = ("orch_sidecar", "vllm_plugin", "profiles", "k8s", "docs", "tests")
+_OF_ADMISSION: Final = ("claims", "claim_calls", "controller_limits")
 # Beside the integration tests, those whose rooms are compiled and that replace nothing in them.
 TESTED: Final = (
     "tests/integration",
     *(f"tests/orch_sidecar/{room}" for room in ("api", "auth", "pools/placement", "splitting")),
-    *(f"tests/orch_sidecar/admission/{room}" for room in ("claims", "fairness")),
-    "tests/orch_sidecar/admission/test_controller_limits.py",
+    "tests/orch_sidecar/admission/fairness",
+    *(f"tests/orch_sidecar/admission/test_{name}.py" for name in _OF_ADMISSION),
 )
 ARGUMENTS: Final = ("-q", "-m", "not long and not engine", *TESTED)
 WARNING: Final = "ignore:the (type, exc, tb) signature of throw() is deprecated:DeprecationWarning"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.forecast import Place

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.claims import EngineClaims
 from orch_sidecar.control.capabilities import PRIVATE_FIELD
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.status import PoolStatus

@@ -15,7 +15,7 @@ from typing import Final
 
 import aiohttp
 
-from orch_sidecar.admission.claims.claim_calls import ClaimCalls
+from orch_sidecar.admission.claims import ClaimCalls
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.api.refusal import error_text
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, Claim, ClaimCall, claim_body
@@ -44,7 +44,7 @@ class ClaimSender:
         self._params = {} if child_pool is None else {"pool": child_pool}
         self._headers = headers
         self._gate = gate
-        self._calls = ClaimCalls(gate.claims, gate.offers, gate.ledger)
+        self._calls = ClaimCalls(gate.claims)
         self._changed = asyncio.Event()
         self._failed = False
         gate.claims.on_change = self._changed.set

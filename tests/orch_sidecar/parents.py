@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import ClassStatus

@@ -8,8 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orch_sidecar.admission.claims.claim_calls import ClaimCalls
-from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.claims import ClaimCalls, EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease
 from orch_sidecar.engine_state import report
@@ -55,10 +54,9 @@ class Sidecar:
         self.running: list[Attempt] = []
         self.answers: list[tuple[Attempt, bool]] = []  # with whether the engine had run it
         self.stream: deque[tuple[str, Any, float]] = deque()
-        constraints = self.controller.constraints
         self.claims = EngineClaims(self.controller, instance)
         self.claims.on_change = lambda: None
-        self.calls = ClaimCalls(self.claims, constraints.offers, self.controller.ledger)
+        self.calls = ClaimCalls(self.claims)
         self.call: tuple[ClaimCall, float] | None = None  # under way, and when it arrives
         self.calling_until = 0.0
         self.late: list[ClaimCall] = []  # given up, and still under way

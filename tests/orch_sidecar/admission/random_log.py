@@ -14,8 +14,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 from zlib import crc32
 
-from orch_sidecar.admission.claims.claim_calls import ClaimCalls
-from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.claims import ClaimCalls, EngineClaims
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
@@ -75,7 +74,7 @@ class RandomLog:
         self.claims.on_parent_offers = lambda parents: self.say("offers", list(parents))
         for each in PARENTS:
             self.claims.parents.claim_table.opened(each)
-        self.calls = ClaimCalls(self.claims, core.constraints.offers, core.ledger)
+        self.calls = ClaimCalls(self.claims)
         core.keeps_queue = chance.random() < 0.7
         core.reclaim.is_unseen = lambda lease: (
             lease in self.running and crc32(lease.encode()) % 3 > 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.claims.claim_calls import ClaimCalls
-from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.claims import ClaimCalls, EngineClaims
 from orch_sidecar.admission.constraints.constraint import UNLIMITED, Occupancy
 from orch_sidecar.admission.controller import AdmissionController
 from tests.orch_sidecar.admission.examples import (
@@ -32,8 +31,7 @@ def core() -> AdmissionController:
 
 @pytest.fixture
 def calls(core: AdmissionController) -> ClaimCalls:
-    claims = EngineClaims(core, "1" * 16)
-    return ClaimCalls(claims, core.constraints.offers, core.ledger)
+    return ClaimCalls(EngineClaims(core, "1" * 16))
 
 
 def claimed(slots: int) -> Claim:
@@ -150,7 +148,7 @@ def test_engine_knows_that_more_waits_than_is_claimed() -> None:
     """Bulk requests whose batch is full, say: others do not race them for the next free slot."""
     few = rules(bulk=class_rules(batch=BatchBounds(least=1, most=4)))
     core = core_of(SLOTS, few, foreign=4, sidecars=2, contended=True)
-    calls = ClaimCalls(EngineClaims(core, "1" * 16), core.constraints.offers, core.ledger)
+    calls = ClaimCalls(EngineClaims(core, "1" * 16))
     queue(core, bulk(), "a", "b")
     assert core.order.claim is None
     assert calls.next(again=False) == ClaimCall(None, number=1, waits=True)
