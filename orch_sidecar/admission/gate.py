@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from orch_sidecar.admission import refusals
+from orch_sidecar.admission.availability import Absence, Drain, OrderedBy
 from orch_sidecar.admission.claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.forecast import Place
-from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import (
     AdmissionRequest,

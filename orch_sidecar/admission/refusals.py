@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.admission.constraints.batch import SLO_MARGIN
-from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import ClassRules

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from orch_sidecar.admission.availability import Drain
 from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.draining import Drain
 from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Refusal

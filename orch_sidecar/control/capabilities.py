@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from orch_sidecar.admission.draining import Drain
+from orch_sidecar.admission.availability import Drain
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.api.endpoints import WORKLOADS

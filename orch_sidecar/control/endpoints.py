@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.api.endpoints import (
     ENDPOINTS,
     ENGINE_METRICS,

@@ -81,7 +81,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues

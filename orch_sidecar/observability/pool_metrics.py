@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.exposition import Number

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.prediction.absence import Absence
+from orch_sidecar.admission.availability import Absence, OrderedBy
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions

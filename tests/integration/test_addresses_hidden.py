@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.availability import OrderedBy
 from tests.integration.client import AT_ONCE, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Aborted
 from tests.integration.running import Running, Start, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine

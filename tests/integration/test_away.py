@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.availability import OrderedBy
 from tests.integration.cancelling import assert_cancelled, cancel, named
 from tests.integration.client import AT_ONCE, CHAT
 from tests.integration.held import Held, started

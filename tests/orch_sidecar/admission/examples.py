@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+from orch_sidecar.admission.availability import Drain, OrderedBy
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,

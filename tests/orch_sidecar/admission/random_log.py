@@ -14,10 +14,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 from zlib import crc32
 
+from orch_sidecar.admission.availability import Drain, OrderedBy
 from orch_sidecar.admission.claims import ClaimCalls, EngineClaims
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,

@@ -7,9 +7,9 @@ import asyncio
 
 import pytest
 
+from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.admission.claims import ParentClaims
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.types import Queued
 from orch_sidecar.api.refusal import Refusal
 from tests.orch_sidecar.admission.examples import (

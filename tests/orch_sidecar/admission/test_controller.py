@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import pytest
 
+from orch_sidecar.admission.availability import Drain, OrderedBy, after_restart, stronger
 from orch_sidecar.admission.constraints.constraint import Constraint, Occupancy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.draining import Drain, OrderedBy, after_restart, stronger
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (

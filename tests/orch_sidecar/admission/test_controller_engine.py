@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from orch_sidecar.admission.availability import Drain, OrderedBy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.types import Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (

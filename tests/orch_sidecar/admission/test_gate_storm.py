@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.refusal import Reason, Refusal

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from orch_sidecar.admission.availability import Drain, OrderedBy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.ledger import Ledger

@@ -9,8 +9,8 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.types import EngineReport, StepTime
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions

@@ -8,7 +8,7 @@ from typing import cast
 import aiohttp
 import pytest
 
-from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.pool_settings import PoolSettings

@@ -1,13 +1,20 @@
-"""Predicts when an engine that takes no requests will take some again.
+"""Decides whether an engine takes requests: until when it is drained, and when it will be back.
 
-Pure: times are seconds of a monotonic clock. An absence has several phases: the state is stale, the
-engine is down, then it starts. A phase is expected to last as long as the last time; if it has
-lasted longer, or is the first of its kind, it is expected to last as long again.
+Pure: times are seconds of a monotonic clock. A draining pool refuses new requests and completes
+those it has. An operator's order stands until an operator resumes. An order that comes with the
+stop of an engine concerns that engine only: what stops it (a kubelet, for a failed probe or a
+deleted pod) may start another in its place while this sidecar keeps running, and nothing would
+resume the pool. So that order ends with the first report of another epoch.
+
+An absence has several phases: the state is stale, the engine is down, then it starts. A phase is
+expected to last as long as the last time; if it has lasted longer, or is the first of its kind, it
+is expected to last as long again.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -16,6 +23,42 @@ from orch_sidecar.api.refusal import Reason, Refusal
 FIRST_ABSENCE_S: Final = 1.0
 # Clients are asked to come again within this time, however long the absence lasts.
 MAX_RETRY_S: Final = 60.0
+
+
+class OrderedBy(StrEnum):
+    """The origin of a drain, the weakest first."""
+
+    ENGINE_STOP = "engine_stop"
+    OPERATOR = "operator"
+    SHUTDOWN = "shutdown"  # of this sidecar: it never ends
+
+
+_STRENGTH = {order: strength for strength, order in enumerate(OrderedBy)}
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A drain in progress. `since_s`: Unix time."""
+
+    ordered_by: OrderedBy
+    since_s: float
+
+    @property
+    def ends_with_engine(self) -> bool:
+        """Whether the report of another engine epoch ends it."""
+        return self.ordered_by is OrderedBy.ENGINE_STOP
+
+
+def stronger(current: Drain | None, ordered: Drain) -> Drain:
+    """Returns the stronger of the current drain and an ordered one; of equal ones the first."""
+    if current is None or _STRENGTH[ordered.ordered_by] > _STRENGTH[current.ordered_by]:
+        return ordered
+    return current
+
+
+def after_restart(current: Drain | None) -> Drain | None:
+    """Returns the drain that remains when an engine of another epoch reports."""
+    return None if current is None or current.ends_with_engine else current
 
 
 class Absence:

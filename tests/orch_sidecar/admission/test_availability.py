@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.prediction.absence import FIRST_ABSENCE_S, MAX_RETRY_S, Absence
+from orch_sidecar.admission.availability import FIRST_ABSENCE_S, MAX_RETRY_S, Absence
 from orch_sidecar.api.refusal import Reason, Refusal
 
 STARTING, STALE, DOWN = Reason.ENGINE_STARTING, Reason.ENGINE_STALE, Reason.ENGINE_DOWN
