@@ -21,10 +21,9 @@ from orch_sidecar.admission.constraints.constraint import (
 )
 from orch_sidecar.admission.constraints.idle import IdleRoom
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
-from orch_sidecar.admission.constraints.pause import Pause
 from orch_sidecar.admission.constraints.prefill import PrefillLimit
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
-from orch_sidecar.admission.constraints.slot_offers import SlotOffers, Slots
+from orch_sidecar.admission.constraints.slot_offers import Pause, SlotOffers, Slots
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
