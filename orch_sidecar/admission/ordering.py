@@ -14,7 +14,7 @@ from typing import Final
 
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.fairness.set_aside import Group
+from orch_sidecar.admission.queues import Group
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.lease_protocol import Claim
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass

@@ -25,10 +25,9 @@ from orch_sidecar.admission.constraints.constraint import (
     Occupancy,
     Scope,
 )
-from orch_sidecar.admission.fairness.set_aside import Group
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
-from orch_sidecar.admission.queues import Queues
+from orch_sidecar.admission.queues import Group, Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from vllm_plugin.contracts.lease_protocol import NO_ADAPTER, PASSED_S
 from vllm_plugin.contracts.profile import ServiceClass

@@ -27,7 +27,7 @@ class Scope(Enum):
 
     ENGINE = auto()  # all: they would take what it waits for
     CLASS = auto()  # those of its class: only the end of such a request lets it in
-    REQUEST = auto()  # those that need the same; all others pass, within bounds (`set_aside`)
+    REQUEST = auto()  # those that need the same; all others pass, within bounds (`queues`)
 
 
 @dataclass(slots=True)
