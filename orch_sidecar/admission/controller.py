@@ -12,12 +12,11 @@ from typing import Final
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.availability import Absence, Drain, OrderedBy, after_restart, stronger
 from orch_sidecar.admission.constraints.constraint import Constraint
-from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.enqueuer import Enqueuer
 from orch_sidecar.admission.forecast import Forecaster, Place, Places
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.ordering import QueueOrder
+from orch_sidecar.admission.precedence import QueueOrder, Reclaim
 from orch_sidecar.admission.prediction.demand import DEFAULT_TOKENS
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
 from orch_sidecar.admission.queues import Queues

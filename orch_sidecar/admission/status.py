@@ -7,9 +7,8 @@ from typing import NamedTuple
 from orch_sidecar.admission.availability import Drain
 from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.constraint import Constraint
-from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.ordering import QueueOrder
+from orch_sidecar.admission.precedence import QueueOrder, Reclaim
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from orch_sidecar.admission.constraints.reclaim import MAX_RECLAIMS
+from orch_sidecar.admission.precedence import MAX_RECLAIMS
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.fuzz import examples

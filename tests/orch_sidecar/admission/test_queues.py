@@ -20,7 +20,7 @@ from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.forecast import Place, Places
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.ordering import QueueOrder
+from orch_sidecar.admission.precedence import QueueOrder
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Queued, QueuedRequest

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.admission.constraints.reclaim import LOST_SHARE, MAX_RECLAIMS
 from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.precedence import LOST_SHARE, MAX_RECLAIMS
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
