@@ -26,7 +26,7 @@ from orch_sidecar.api.headers import X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import NO_PARENT, Authorizer
 from orch_sidecar.auth.keys import ApiKey, owner_of
-from orch_sidecar.control.state_feed import State, StateFeed
+from orch_sidecar.control.capabilities import State, StateFeed
 from orch_sidecar.control.stream_readers import Channel, Reader, Stream, Streams
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Pool

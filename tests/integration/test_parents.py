@@ -12,7 +12,7 @@ import pytest
 
 from orch_sidecar.api.endpoints import STREAM
 from orch_sidecar.auth.keys import owner_of
-from orch_sidecar.control import state_feed
+from orch_sidecar.control import capabilities
 from tests.integration.backlogs import Numbers, Recording, answered, backlog, instance
 from tests.integration.client import Client
 from tests.integration.held import Held, started
@@ -197,7 +197,7 @@ async def test_sidecar_whose_key_is_for_bulk_requests_alone_claims_nothing_urgen
 async def test_streams_of_a_key_whose_entry_changes_end(
     start: Start, ring: KeyRing, monkeypatch: pytest.MonkeyPatch, still_known: bool
 ) -> None:
-    monkeypatch.setattr(state_feed, "HEARTBEAT_EVERY_S", 0.05)
+    monkeypatch.setattr(capabilities, "HEARTBEAT_EVERY_S", 0.05)
     running = await start(parents="keys", api_keys_file=ring.path)
     stream = await reads(running, "e" * 16, ring.bearer("entry"))
     dashboard = await running.client()

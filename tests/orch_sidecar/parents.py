@@ -10,7 +10,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.admission.types import AdmissionRequest, Lease
-from orch_sidecar.control.state_feed import StateFeed, state_of
+from orch_sidecar.control.capabilities import StateFeed, state_of
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases
 from orch_sidecar.pools.pool import Pool

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.control import state_feed, state_stream, stream_readers
+from orch_sidecar.control import capabilities, state_stream, stream_readers
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import entered, grant, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
@@ -238,7 +238,7 @@ async def test_events_of_readers_that_name_no_instance_are_made_once(
     tier: Tier, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, made = STREAM.partition("?")[0], list[str]()
-    monkeypatch.setattr(state_feed, "HEARTBEAT_EVERY_S", 0.2)
+    monkeypatch.setattr(capabilities, "HEARTBEAT_EVERY_S", 0.2)
     first = await client.read(tier, target)
     before = await first.expect("state")
     encode = state_stream._encoded

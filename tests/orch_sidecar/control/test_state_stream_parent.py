@@ -109,7 +109,7 @@ async def test_parent_admits_nothing_while_the_pool_is_not_ready(
 async def test_parent_and_child_of_different_major_versions_refuse_each_other(
     tier: Tier, refusing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = "orch_sidecar.control.state_feed" if refusing == "parent" else engine_watcher.__name__
+    other = "orch_sidecar.control.capabilities" if refusing == "parent" else engine_watcher.__name__
     monkeypatch.setattr(f"{other}.API_VERSION", "2.0.0")
     async with aiohttp.ClientSession() as session:
         parent = Parent(session, tier)
@@ -128,7 +128,7 @@ async def test_parent_and_child_of_different_minor_versions_work_together(
     tier: Tier, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_watcher, "API_VERSION", version)
-    monkeypatch.setattr("orch_sidecar.control.state_feed.API_VERSION", "1.5.0")
+    monkeypatch.setattr("orch_sidecar.control.capabilities.API_VERSION", "1.5.0")
     async with aiohttp.ClientSession() as session:
         parent = Parent(session, tier)
         await eventually(lambda: parent.watcher.ready)

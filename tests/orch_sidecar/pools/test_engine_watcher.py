@@ -11,7 +11,7 @@ from aiohttp import web
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.control import state_feed
+from orch_sidecar.control import capabilities
 from orch_sidecar.engine_state import report
 from orch_sidecar.pools import engine_watcher
 from orch_sidecar.pools.claim_sender import ClaimSender
@@ -99,7 +99,7 @@ async def test_claim_that_the_upstream_has_is_compared_with_the_one_that_was_sen
 async def test_stream_is_opened_again_once_there_are_many_more_to_read(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (engine_watcher, state_feed):
+    for module in (engine_watcher, capabilities):
         monkeypatch.setattr(module, "HEARTBEAT_EVERY_S", 0.5)
     async with aiohttp.ClientSession() as session:
         watching = Watching(session, upstream, 0.1)
