@@ -33,12 +33,10 @@ BACKGROUND: Final = frozenset(
     {
         "app/reloader.py",
         "app/sidecar.py",
-        "engine_state/event_stream.py",
         "observability/request_log.py",
-        "pools/claim_sender.py",
         "pools/discovery.py",
+        "pools/engine_calls.py",
         "pools/engine_watcher.py",
-        "pools/lease_reconciler.py",
         "pools/rebalancer.py",
         "wire/event_stream.py",
         "wire/stream_timeout.py",

@@ -12,7 +12,7 @@ from orch_sidecar.admission.claims import ClaimCalls, EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease
 from orch_sidecar.engine_state import report
-from orch_sidecar.pools.claim_sender import REPEAT_S
+from orch_sidecar.pools.engine_calls import REPEAT_S
 from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, rules
 from vllm_plugin.contracts.lease_protocol import ClaimCall, changes_every_s
 from vllm_plugin.contracts.slot_claims import Subscriber

@@ -14,7 +14,7 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.control import capabilities
 from orch_sidecar.engine_state import report
 from orch_sidecar.pools import engine_watcher
-from orch_sidecar.pools.claim_sender import ClaimSender
+from orch_sidecar.pools.engine_calls import ClaimSender
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import CLOUD, grant

@@ -1,10 +1,12 @@
-"""What a sidecar claims of an engine's slots is sent there, until the engine has recorded it."""
+"""What an engine is told of the claims of this sidecar, and asked about its leases."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import Any
+from unittest.mock import MagicMock
 
 import aiohttp
 import pytest
@@ -12,8 +14,8 @@ from aiohttp import web
 
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest
-from orch_sidecar.pools import claim_sender
-from orch_sidecar.pools.claim_sender import ClaimSender
+from orch_sidecar.pools import engine_calls
+from orch_sidecar.pools.engine_calls import ClaimSender, LeaseReconciler
 from tests.orch_sidecar.admission.examples import bulk, interactive, report
 from tests.orch_sidecar.admission.gates import (
     Outcome,
@@ -189,7 +191,7 @@ async def test_claim_that_stands_is_sent_again_and_again(
     engine: Recorder, gate: Gate, sender: ClaimSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine may have ended it without a word that arrived."""
-    monkeypatch.setattr(claim_sender, "REPEAT_S", 0.01)
+    monkeypatch.setattr(engine_calls, "REPEAT_S", 0.01)
     waiting = await claimed(engine, gate)
     await eventually(lambda: engine.claims[:3] == [Claim(1, urgent=True)] * 3)
     await cancel(waiting)
@@ -239,7 +241,7 @@ async def test_failure_is_logged_once_and_the_claim_sent_until_it_is_taken(
     caplog: pytest.LogCaptureFixture,
     status: int,
 ) -> None:
-    monkeypatch.setattr(claim_sender, "_RETRY_S", 0.01)
+    monkeypatch.setattr(engine_calls, "_RETRY_S", 0.01)
     engine.status = status
     fill(gate)
     waiting = await queued(gate)
@@ -256,3 +258,24 @@ async def test_failure_is_logged_once_and_the_claim_sent_until_it_is_taken(
     await cancel(waiting)
     await eventually(lambda: len(engine.calls) >= sent + 2)
     assert len(caplog.records) == 2
+
+
+async def test_invalid_answer_about_one_lease_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate: Any = MagicMock()
+    gate.ledger.closing.return_value = ["a", "b", "c"]
+    reconciler = LeaseReconciler(MagicMock(), "http://engine", {}, gate)
+
+    async def has_ended(lease: str) -> bool:
+        if lease == "a":
+            raise ValueError("no JSON")
+        return lease == "c"
+
+    monkeypatch.setattr(reconciler, "_has_ended", has_ended)
+    reconciler.stream_restarted()
+    await reconciler.reconcile(engine_answers=False)
+    gate.leases_ended.assert_not_called()
+    await reconciler.reconcile(engine_answers=True)
+    gate.leases_ended.assert_called_once_with(["c"])
+    assert "lease a: the engine's answer is invalid" in caplog.text
