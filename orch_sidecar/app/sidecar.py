@@ -37,7 +37,6 @@ from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.otlp.environment import tracing_from_environment
 from orch_sidecar.observability.request_log import LineWriter, RequestLog
 from orch_sidecar.pools.discovery import Discovery
-from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.wire.client_connection import ClientConnection
@@ -226,7 +225,6 @@ class Sidecar:
         self._tasks = [
             loop.create_task(self._check(), name="check responses and connections"),
             loop.create_task(self.reloader.run(), name="reload"),
-            loop.create_task(rebalance_forever(self.pools), name="rebalance queues"),
             loop.create_task(self.discovery.run(), name="discover engines"),
         ]
         if self.batches is not None:

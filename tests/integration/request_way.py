@@ -37,7 +37,6 @@ BACKGROUND: Final = frozenset(
         "pools/discovery.py",
         "pools/engine_calls.py",
         "pools/engine_watcher.py",
-        "pools/rebalancer.py",
         "wire/event_stream.py",
         "wire/stream_timeout.py",
     }

@@ -111,7 +111,7 @@ async def test_request_that_pinned_one_address_waits_there(names: Names, start: 
 async def test_answer_that_is_under_way_outlives_the_address_of_its_engine(
     names: Names, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.pools.membership.MISSING_FOR_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.pools.discovery.MISSING_FOR_S", 0.1)
     one = await names.come("127.0.0.2")
     one.answer = held = Held()
     running = await start(pools=[names.setting])

@@ -11,7 +11,7 @@ import pytest
 from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
-from orch_sidecar.pools.rebalancer import REBALANCED
+from orch_sidecar.pools.discovery import REBALANCED
 from orch_sidecar.proxy.in_flight import CANCELLED
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.route import Route, WaitingRoom
