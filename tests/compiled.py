@@ -21,13 +21,15 @@ from orch_sidecar.tools.compiled import compiled, modules
 
 ROOT: Final = Path(__file__).parents[1]
 COPIED: Final = ("orch_sidecar", "vllm_plugin", "profiles", "k8s", "docs", "tests")
-_OF_ADMISSION: Final = ("claims", "claim_calls", "controller_limits")
 # Beside the integration tests, those whose rooms are compiled and that replace nothing in them.
 TESTED: Final = (
     "tests/integration",
-    *(f"tests/orch_sidecar/{room}" for room in ("api", "auth", "pools/placement", "splitting")),
-    "tests/orch_sidecar/admission/fairness",
-    *(f"tests/orch_sidecar/admission/test_{name}.py" for name in _OF_ADMISSION),
+    *(f"tests/orch_sidecar/{room}" for room in ("admission/fairness", "api", "auth", "splitting")),
+    *(
+        f"tests/orch_sidecar/admission/test_{name}.py"
+        for name in ("claim_calls", "claims", "controller_limits")
+    ),
+    *(f"tests/orch_sidecar/pools/test_{name}.py" for name in ("affinity", "candidates", "routing")),
 )
 ARGUMENTS: Final = ("-q", "-m", "not long and not engine", *TESTED)
 WARNING: Final = "ignore:the (type, exc, tb) signature of throw() is deprecated:DeprecationWarning"

@@ -14,7 +14,7 @@ from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.exposition import Number
 from orch_sidecar.observability.metric_family import Family, Sample, ScrapedPool, per_pool
 from orch_sidecar.observability.record import CANCELLED
-from orch_sidecar.pools.placement.routing import PrefixUse
+from orch_sidecar.pools.routing import PrefixUse
 from orch_sidecar.pools.status import BatchingStats
 
 

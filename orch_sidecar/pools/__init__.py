@@ -1,5 +1,6 @@
 """Decides which upstream serves a request, and keeps the state and the admission of each.
 
-Pure: `parent_leases`, `status`; and `placement`, which chooses the pool. May import
-`admission`, `api`, `config`, `engine_state` and `wire`.
+Pure: `affinity`, `candidates`, `parent_leases`, `routing`, `status`. May import `admission`, `api`,
+`config`, `engine_state` and `wire`. What `routing` chooses by: what a request requires, the
+prefixes of prompts (`affinity`), and the predicted end.
 """

@@ -36,9 +36,9 @@ from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
+from orch_sidecar.pools.candidates import PoolKind, Standing, standing
 from orch_sidecar.pools.engine_watcher import EngineWatcher
-from orch_sidecar.pools.placement.candidates import PoolKind, Standing, standing
-from orch_sidecar.pools.placement.routing import PoolSnapshot, PrefixUse
+from orch_sidecar.pools.routing import PoolSnapshot, PrefixUse
 from orch_sidecar.pools.status import PoolStatus
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader

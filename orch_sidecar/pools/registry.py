@@ -26,19 +26,19 @@ from orch_sidecar.config.pool_settings import PoolSettings, authority
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
+from orch_sidecar.pools import routing
+from orch_sidecar.pools.affinity import PrefixAffinity
+from orch_sidecar.pools.candidates import MAX_POOLS_COMPARED
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.placement import routing
-from orch_sidecar.pools.placement.affinity import PrefixAffinity
-from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED
-from orch_sidecar.pools.placement.routing import (
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.routing import (
     Names,
     PlacementReason,
     PlacementRequest,
     PoolSnapshot,
     PrefixUse,
 )
-from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.shortlist import Shortlist
 from orch_sidecar.pools.status import PoolStatus, absent
 from vllm_plugin.contracts.profile import AdmissionRules

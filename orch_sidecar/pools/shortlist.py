@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from random import Random
 
-from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED, Candidates
-from orch_sidecar.pools.placement.routing import Load, PlacementReason, PlacementRequest
+from orch_sidecar.pools.candidates import MAX_POOLS_COMPARED, Candidates
 from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.routing import Load, PlacementReason, PlacementRequest
 
 
 class Shortlist:

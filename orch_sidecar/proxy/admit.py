@@ -12,8 +12,8 @@ from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import OK, RequestRecord
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.placement.routing import PlacementReason
 from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.routing import PlacementReason
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.queue_events import Watchers

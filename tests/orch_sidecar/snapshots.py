@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_sidecar.pools.placement.routing import PoolSnapshot
+from orch_sidecar.pools.routing import PoolSnapshot
 from vllm_plugin.contracts import profile
 from vllm_plugin.contracts.profile import MeasurementType
 

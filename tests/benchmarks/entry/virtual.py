@@ -30,8 +30,8 @@ from orch_sidecar.admission.types import (
     StepTime,
 )
 from orch_sidecar.api.options import NO_OPTIONS
-from orch_sidecar.pools.placement.candidates import Candidates, PoolKind, standing
-from orch_sidecar.pools.placement.routing import PlacementRequest, PoolSnapshot, place
+from orch_sidecar.pools.candidates import Candidates, PoolKind, standing
+from orch_sidecar.pools.routing import PlacementRequest, PoolSnapshot, place
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.engine import Sequence as Sequenced
 from vllm_plugin.contracts import profile

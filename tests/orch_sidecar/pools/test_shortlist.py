@@ -18,12 +18,12 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
+from orch_sidecar.pools.candidates import MAX_POOLS_COMPARED, WAITING_POOLS_DRAWN
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED, WAITING_POOLS_DRAWN
-from orch_sidecar.pools.placement.routing import PlacementReason as By
-from orch_sidecar.pools.placement.routing import PrefixUse
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import Placement, PoolRegistry
+from orch_sidecar.pools.routing import PlacementReason as By
+from orch_sidecar.pools.routing import PrefixUse
 from tests.orch_sidecar.admission.gates import opened
 
 STEP_TIME = StepTime(8.0, 0.5, 1.0, 8)

@@ -21,7 +21,7 @@ from itertools import chain
 from random import Random
 from typing import Final, NamedTuple
 
-from orch_sidecar.pools.placement.routing import (
+from orch_sidecar.pools.routing import (
     HOME_END_FACTOR,
     Load,
     PlacementReason,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.placement.routing import PlacementReason as By
-from orch_sidecar.pools.placement.routing import (
+from orch_sidecar.pools.routing import PlacementReason as By
+from orch_sidecar.pools.routing import (
     PlacementRequest,
     PoolSnapshot,
     first_available,

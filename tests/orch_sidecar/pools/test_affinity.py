@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.pools.placement.affinity import PrefixAffinity, prefixes_of
+from orch_sidecar.pools.affinity import PrefixAffinity, prefixes_of
 
 SALT = 7
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.placement.candidates import Candidates, PoolKind, Standing, standing
-from orch_sidecar.pools.placement.routing import Load, PlacementRequest, place
+from orch_sidecar.pools.candidates import Candidates, PoolKind, Standing, standing
+from orch_sidecar.pools.routing import Load, PlacementRequest, place
 from orch_sidecar.tools.simulate.engine import EngineShape
 from tests.benchmarks.entry.virtual import Traffic, quality
 from tests.orch_sidecar.snapshots import BATCHED, SINGLE, snapshot
