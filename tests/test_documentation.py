@@ -16,7 +16,7 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.capabilities import OMITTED_FIELDS
 from orch_sidecar.control.endpoints import ADMIN, PUBLIC
-from orch_sidecar.engine_state.fields import Fields
+from orch_sidecar.engine_state.document import Fields
 from orch_sidecar.tools.facts.tables.notes import FORMS as NOTE_FORMS
 from tests.documents import (
     REFERENCE,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
-from orch_sidecar.engine_state.step_history import StepHistory
+from orch_sidecar.engine_state.report import StepHistory
 from orch_sidecar.observability.record import RequestRecord
 
 if TYPE_CHECKING:

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.engine_state import report
-from orch_sidecar.engine_state.document import InvalidReport, checked, ended, offered, parsed
-from orch_sidecar.engine_state.fields import Fields
+from orch_sidecar.engine_state.document import (
+    Fields,
+    InvalidReport,
+    checked,
+    ended,
+    offered,
+    parsed,
+)
 from orch_sidecar.engine_state.states import PoolState
 from tests.orch_sidecar.parents import ledger
 from tests.orch_sidecar.parents import state as published
