@@ -21,7 +21,7 @@ from orch_sidecar.admission.types import StepTime
 from orch_sidecar.engine_state.report import step_time_of
 from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
-from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.row import Label, Row
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Direct, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
@@ -133,7 +133,7 @@ def of_facts(
 
 def _point(row: Row, prefill_tokens_per_s: float) -> Point | None:
     """Returns the time of a decode step: that between two tokens without the prompts in between."""
-    notes = parse_notes(row.scenario_notes)
+    notes = row.notes
     try:
         batch = float(notes.get(BATCH_MEAN, row.batch))
         between_ms = float(notes.get(_TPOT, 1000 * batch / row.throughput_tokens_per_sec))
@@ -148,7 +148,7 @@ def _prefill(rows: Sequence[Row]) -> float | None:
     found = [
         (row.batch, 1000 * row.input_tokens / first_ms)
         for row in rows
-        if (first_ms := float(parse_notes(row.scenario_notes).get(_TTFT, 0))) > 0
+        if (first_ms := float(row.notes.get(_TTFT, 0))) > 0
     ]
     return min(found)[1] if found else None
 

@@ -32,9 +32,9 @@ from orch_sidecar.tools.facts.tables.check import (
 )
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.migrate import migrate
-from orch_sidecar.tools.facts.tables.notes import GIVEN, LOADED, SETTING_NAMES, UNKNOWN
+from orch_sidecar.tools.facts.tables.notes import LOADED, SETTING_NAMES, UNKNOWN
 from orch_sidecar.tools.facts.tables.publish import data_package_of, named_evidence
-from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label, parse_notes
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 from orch_sidecar.tools.terminal import escaped, print_json
 
@@ -286,9 +286,9 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
             "prefix_hit_ratio": proof.states.prefix_hit_ratio,
         }
     row = verified.row
-    if row is not None and GIVEN in (notes := parse_notes(row.scenario_notes)):
-        values = {name: getattr(row, name) for name in notes[GIVEN].split(",")}
-        tool = notes.get("tool", row.source_tag.partition(":")[0])
+    if row is not None and row.notes.given:
+        values = {name: getattr(row, name) for name in row.notes.given}
+        tool = row.notes.get("tool", row.source_tag.partition(":")[0])
         found["given"] = {"to": tool, "values": values}
     return found
 

@@ -21,7 +21,7 @@ from string import ascii_uppercase
 from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, time_note
-from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes, run_of
+from orch_sidecar.tools.facts.tables.row import Label, Row, run_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +117,13 @@ class Comparison:
 class _Fact:
     """A row with what decides where it stands."""
 
-    located: LocatedRow
-    notes: dict[str, str]
+    place: str
+    row: Row
     remarks: tuple[str, ...]
 
     @property
-    def batch(self) -> int:
-        return self.located.row.batch
-
-    @property
     def batch_mean(self) -> float:
-        return condition.number_note(self.notes, BATCH_MEAN) or self.batch
+        return self.row.notes.number(BATCH_MEAN) or self.row.batch
 
 
 def compare(rows: Sequence[LocatedRow], verified: Collection[str] = ()) -> Comparison:
@@ -146,14 +142,13 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[str] = ()) -> Compa
         elif located.row.measurement_type is Label.TO_BE_CONFIRMED:
             left_out.append(ExcludedRow(located.place, condition.UNCONFIRMED))
         else:
-            notes = parse_notes(located.row.scenario_notes)
-            remarks = condition.remarks_of(notes, located.place in verified)
-            facts.append(_Fact(located, notes, remarks))
-    inputs = condition.bands(each.located.row.input_tokens for each in facts)
-    outputs = condition.bands(each.located.row.output_tokens for each in facts)
+            remarks = condition.remarks_of(located.row.notes, located.place in verified)
+            facts.append(_Fact(located.place, located.row, remarks))
+    inputs = condition.bands(each.row.input_tokens for each in facts)
+    outputs = condition.bands(each.row.output_tokens for each in facts)
     found: dict[tuple[str, ...], list[_Fact]] = {}
     for fact in facts:
-        conditions = condition.conditions_of(fact.located.row, inputs, outputs)
+        conditions = condition.conditions_of(fact.row, inputs, outputs)
         found.setdefault(tuple(conditions.values()), []).append(fact)
     sets, letters = [], chain(ascii_uppercase, map(str, count(len(ascii_uppercase) + 1)))
     for values, members in found.items():
@@ -169,21 +164,21 @@ def _once(facts: Sequence[_Fact]) -> tuple[list[_Fact], list[ExcludedRow]]:
     chosen: dict[tuple[object, ...], _Fact] = {}
     left_out: dict[str, ExcludedRow] = {}
     for fact in sorted(facts, key=lambda each: "evidence verified" not in each.remarks):
-        located = fact.located
-        run = run_of(located.row.source_tag) or located.place
-        kept = chosen.setdefault((run, located.row.measurement_type, fact.batch), fact)
-        if kept.located.row.source_tag != located.row.source_tag:
-            why = f"is of the same run as {kept.located.place}, which is counted once"
-            left_out[located.place] = ExcludedRow(located.place, why)
-    return [each for each in facts if each.located.place not in left_out], [*left_out.values()]
+        row, place = fact.row, fact.place
+        run = run_of(row.source_tag) or place
+        kept = chosen.setdefault((run, row.measurement_type, row.batch), fact)
+        if kept.row.source_tag != row.source_tag:
+            why = f"is of the same run as {kept.place}, which is counted once"
+            left_out[place] = ExcludedRow(place, why)
+    return [each for each in facts if each.place not in left_out], [*left_out.values()]
 
 
 def _ways(facts: Sequence[_Fact], letters: Iterator[str]) -> tuple[Way, ...]:
     """Returns the ways in the order of the labels, related to a single stream if there is one."""
     found: dict[tuple[Label, condition.Loop, str], list[_Fact]] = {}
     for fact in facts:
-        label = fact.located.row.measurement_type
-        loop, scheduling = condition.loop_of(label, fact.notes), condition.scheduling_of(fact.notes)
+        label, notes = fact.row.measurement_type, fact.row.notes
+        loop, scheduling = condition.loop_of(label, notes), condition.scheduling_of(notes)
         found.setdefault((label, loop, scheduling), []).append(fact)
     setups = Counter((label, loop) for label, loop, _ in found)
     order = [*Label, *condition.Loop]
@@ -210,7 +205,7 @@ def _points(facts: Sequence[_Fact]) -> tuple[Point, ...]:
     """Returns the points of a way, related to its smallest batch."""
     found: dict[tuple[int, tuple[str, ...]], list[_Fact]] = {}
     for fact in facts:
-        found.setdefault((fact.batch, fact.remarks), []).append(fact)
+        found.setdefault((fact.row.batch, fact.remarks), []).append(fact)
     points = [_point(found[key]) for key in sorted(found)]
     base = _base(points)
     return tuple(point.related(base) if base and point.is_base else point for point in points)
@@ -221,13 +216,13 @@ def _base(points: Sequence[Point]) -> Point | None:
 
 
 def _point(facts: Sequence[_Fact]) -> Point:
-    figures = [each.located.row.throughput_tokens_per_sec for each in facts]
+    figures = [each.row.throughput_tokens_per_sec for each in facts]
     mean, middle = fmean(each.batch_mean for each in facts), median(figures)
     largest = list(_notes(facts, BATCH_MAX))
     ttft = (list(_notes(facts, time_note("ttft", at))) for at in (50, 95))
     p50, p95 = (median(times) if times else None for times in ttft)
     return Point(
-        batch=facts[0].batch,
+        batch=facts[0].row.batch,
         batch_mean=mean,
         batch_max=int(max(largest)) if largest else None,
         rows=len(facts),
@@ -241,5 +236,5 @@ def _point(facts: Sequence[_Fact]) -> Point:
 
 def _notes(facts: Sequence[_Fact], name: str) -> Iterator[float]:
     """Yields the values of a note, of the rows that have it."""
-    values = (condition.number_note(each.notes, name) for each in facts)
+    values = (each.row.notes.number(name) for each in facts)
     return (value for value in values if value is not None)

@@ -13,8 +13,15 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import ANY_KNOWN, NONE, UNKNOWN, Arrivals, Condition
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.notes import (
+    ANY_KNOWN,
+    NONE,
+    UNKNOWN,
+    Arrivals,
+    Condition,
+    RowNotes,
+)
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import row_fields
 
 # A chat template or a few repeated tokens at the start of random prompts are found in any prefix
@@ -86,7 +93,7 @@ def bands(values: Iterable[int]) -> dict[int, str]:
 
 def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str]) -> Conditions:
     """Returns the conditions of a valid row. `inputs`, `outputs`: the bands of lengths."""
-    notes = parse_notes(row.scenario_notes)
+    notes = row.notes
     # Noted above 1; a row without any conditions knows nothing of ranks, either.
     alone = "1" if names.ALWAYS_REPORTED[-1] in notes else UNKNOWN
     known = {
@@ -100,9 +107,9 @@ def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str
     return {name: known.get(name) or notes.get(name, UNKNOWN) for name in DIFFERENCES}
 
 
-def loop_of(label: Label, notes: Mapping[str, str]) -> Loop:
+def loop_of(label: Label, notes: RowNotes) -> Loop:
     """Returns the kind of arrivals. A single stream is a closed loop of one, noted or not."""
-    arrivals = names.arrivals_of(notes)
+    arrivals = notes.arrivals
     if label is Label.SINGLE_STREAM:
         return Loop.CLOSED
     if arrivals not in set(Arrivals):
@@ -110,16 +117,16 @@ def loop_of(label: Label, notes: Mapping[str, str]) -> Loop:
     return _LOOPS.get(Arrivals(arrivals), Loop.OPEN)
 
 
-def scheduling_of(notes: Mapping[str, str]) -> str:
+def scheduling_of(notes: RowNotes) -> str:
     """Describes how the scheduler is set up; what is not noted is unknown."""
     return ", ".join(
         spelled.format(notes.get(name, UNKNOWN)) for name, spelled in SCHEDULING.items()
     )
 
 
-def remarks_of(notes: Mapping[str, str], verified: bool) -> tuple[str, ...]:
+def remarks_of(notes: RowNotes, verified: bool) -> tuple[str, ...]:
     """Returns what limits the trust in a row, or strengthens it."""
-    given = ", ".join(sorted(notes[names.GIVEN].split(","))) if names.GIVEN in notes else ""
+    given = ", ".join(sorted(notes.given))
     found = {
         "evidence verified": verified,
         "preliminary": names.PRELIMINARY in notes,
@@ -137,33 +144,28 @@ CUT: Final = "requests cut off"
 CLIENT_LIMITED: Final = "the client may be the bottleneck"
 
 
-def _traffic(notes: Mapping[str, str]) -> str:
+def _traffic(notes: RowNotes) -> str:
     """Returns the trace by its hash, and what was replayed of it."""
     arrivals = notes.get("arrivals", NONE)
-    if names.arrivals_of(notes) != Arrivals.TRACE or arrivals == Arrivals.TRACE:
+    if notes.arrivals != Arrivals.TRACE or arrivals == Arrivals.TRACE:
         return NONE
     return " ".join([arrivals, *(f"{n}={notes[n]}" for n in names.REPLAYED if n in notes)])
 
 
-def _prefix_hits(notes: Mapping[str, str]) -> str:
+def _prefix_hits(notes: RowNotes) -> str:
     """Returns the band of the share of prompt tokens that came from the prefix cache.
 
     Bands are a tenth wide, and centred on tenths: prompts are designed to share a half or nine
     tenths, and the measured ratios scatter around that. Within a band the prefill work, which is
     what hits save, differs by at most a tenth of that of all prompts.
     """
-    ratio = number_note(notes, names.PREFIX_HIT_RATIO)
+    ratio = notes.number(names.PREFIX_HIT_RATIO)
     if ratio is None:
         return NONE if notes.get("prefix_caching") == "off" else UNKNOWN
     if ratio < _FEW_HITS:
         return NONE
     tenth = int(ratio * 10 + 0.5)
     return f"about {tenth * 10} %" if tenth else "below 5 %"
-
-
-def number_note(notes: Mapping[str, str], name: str) -> float | None:
-    """Returns a note as a number; None where it is missing."""
-    return float(notes[name]) if name in notes else None
 
 
 def varied(sets: Sequence[Conditions], *, known: bool = False) -> list[str]:

@@ -26,12 +26,13 @@ from typing import Final
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text
 from orch_sidecar.tools.facts.comparison.compare import ExcludedRow
-from orch_sidecar.tools.facts.comparison.conditions import UNCONFIRMED, number_note, remarks_of
+from orch_sidecar.tools.facts.comparison.conditions import UNCONFIRMED, remarks_of
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.signing.verdict import Verdict, Verifier
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import LocatedRow
-from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.notes import RowNotes, time_note
+from orch_sidecar.tools.facts.tables.row import Label, Row
 
 _MILLION: Final = 1_000_000
 _HOUR_S: Final = 3600.0
@@ -94,15 +95,15 @@ def priced(rows: Sequence[LocatedRow], prices: Prices, evidence: ReadEvidence) -
     found: dict[Label, list[Cost]] = {label: [] for label in Label}
     without: list[ExcludedRow] = []
     for located in rows:
-        label, notes = located.row.measurement_type, parse_notes(located.row.scenario_notes)
-        if lacks := _lacks(label, notes):
+        label = located.row.measurement_type
+        if lacks := _lacks(label, located.row.notes):
             without.append(ExcludedRow(located.place, lacks))
         else:
-            found[label].append(_cost(located, notes, prices, evidence))
+            found[label].append(_cost(located, prices, evidence))
     return Costs(prices, {label: costs for label, costs in found.items() if costs}, without)
 
 
-def _lacks(label: Label, notes: Mapping[str, str]) -> str:
+def _lacks(label: Label, notes: RowNotes) -> str:
     """Returns what a row lacks to be priced; empty for one that lacks nothing."""
     if label is Label.TO_BE_CONFIRMED:
         return UNCONFIRMED
@@ -124,10 +125,8 @@ def _lacks(label: Label, notes: Mapping[str, str]) -> str:
     return ""
 
 
-def _cost(
-    located: LocatedRow, notes: Mapping[str, str], prices: Prices, evidence: ReadEvidence
-) -> Cost:
-    row = located.row
+def _cost(located: LocatedRow, prices: Prices, evidence: ReadEvidence) -> Cost:
+    row, notes = located.row, located.row.notes
     within = _within_slo(notes) if row.measurement_type is Label.BATCHED_ONLINE else None
     tokens_per_s = row.throughput_tokens_per_sec * (1.0 if within is None else within)
     hour = prices.hour(row.gpu_count)
@@ -135,12 +134,12 @@ def _cost(
     found = Verifier(evidence, {}).row(row)
     proof = None if found.verdict is Verdict.FAILED else found.proof
     engine = None if proof is None else proof.states
-    share, split_by = _input_share(row, notes, engine)
+    share, split_by = _input_share(row, engine)
     with_input = per_million(hour, tokens_per_s * prices.used)
     of_input = row.output_tokens / row.input_tokens if row.input_tokens else None
-    hits = number_note(notes, names.PREFIX_HIT_RATIO)
+    hits = notes.number(names.PREFIX_HIT_RATIO)
     cached = (f"{hits:.0%} of the input from the prefix cache",) if hits else ()
-    window_s = number_note(notes, "window_s")
+    window_s = notes.number("window_s")
     return Cost(
         place=located.place,
         row=row,
@@ -164,22 +163,20 @@ def per_million(hour: float, tokens_per_s: float) -> float:
     return _MILLION * hour / (_HOUR_S * tokens_per_s)
 
 
-def _within_slo(notes: Mapping[str, str]) -> float:
+def _within_slo(notes: RowNotes) -> float:
     """Returns the share of the answered requests that met the SLO, from that of all requests."""
-    answered = number_note(notes, "requests")
+    answered = notes.number("requests")
     if not answered:
         return float(notes[names.GOODPUT_SHARE])
-    others = sum(number_note(notes, name) or 0 for name in ("refused", "failed", "cancelled"))
+    others = sum(notes.number(name) or 0 for name in ("refused", "failed", "cancelled"))
     return min(1.0, float(notes[names.GOODPUT_SHARE]) * (answered + others) / answered)
 
 
-def _input_share(
-    row: Row, notes: Mapping[str, str], engine: States | None
-) -> tuple[float | None, str]:
+def _input_share(row: Row, engine: States | None) -> tuple[float | None, str]:
     """Returns the share of the hour that is of the input tokens, and from what it follows."""
     if engine is not None and engine.prefill_s is not None and engine.busy_s > 0:
         return min(1.0, engine.prefill_s / engine.busy_s), "the engine's time"
-    first_ms, all_ms = (number_note(notes, f"{name}_p50_ms") for name in ("ttft", "latency"))
+    first_ms, all_ms = (row.notes.number(time_note(name, 50)) for name in ("ttft", "latency"))
     if row.measurement_type is Label.SINGLE_STREAM and first_ms and all_ms:
         return min(1.0, first_ms / all_ms), "the time to the first token"
     return None, ""

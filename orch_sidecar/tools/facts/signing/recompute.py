@@ -26,7 +26,7 @@ from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import row_fields
 
 # A recorded time is rounded to a microsecond, a note to six digits after a rounding to three or
@@ -46,8 +46,7 @@ _CLIENTS_TOO: Final = (*names.REPLAYED, "at_once", "seed", names.CLIENT_BOTTLENE
 
 def client_measured(row: Row) -> list[str]:
     """Returns the notes of a row that are the client's word."""
-    stated = parse_notes(row.scenario_notes)
-    return [name for name in stated if name.startswith(_CLIENTS) or name in _CLIENTS_TOO]
+    return [name for name in row.notes if name.startswith(_CLIENTS) or name in _CLIENTS_TOO]
 
 
 def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
@@ -106,8 +105,8 @@ def _differences(row: Row, anew: Row, window_s: float) -> Iterator[str]:
 def _stated(row: Row) -> dict[str, str]:
     """Returns the columns of a row and its notes."""
     columns = dict(zip(COLUMNS, row_fields(row), strict=True))
-    notes = parse_notes(columns.pop("scenario_notes"))
-    return columns | {f"the note {name}": text for name, text in notes.items()}
+    del columns["scenario_notes"]
+    return columns | {f"the note {name}": text for name, text in row.notes.items()}
 
 
 def _rounded(name: str, stated: str, value: str, window_s: float) -> bool:

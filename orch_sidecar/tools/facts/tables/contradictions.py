@@ -27,7 +27,6 @@ from orch_sidecar.tools.facts.tables.notes import (
     PERCENTILES,
     TIMES,
     Arrivals,
-    arrivals_of,
     early_note,
     time_note,
 )
@@ -40,7 +39,6 @@ from orch_sidecar.tools.facts.tables.row import (
     Label,
     Row,
     label_in,
-    parse_notes,
     run_of,
 )
 
@@ -67,24 +65,17 @@ class _Stated:
     """
 
     def __init__(self, row: Row) -> None:
-        notes = parse_notes(row.scenario_notes)
+        notes = row.notes
         self.columns, self.notes, self.label = row, notes, row.measurement_type
         self.known = self.label is not Label.TO_BE_CONFIRMED
-        self.arrivals = arrivals_of(notes)
-        self.at_once, self.requests = self.count("at_once"), self.count("requests")
-        self.largest = self.count(BATCH_MAX)
+        self.at_once, self.requests = notes.count("at_once"), notes.count("requests")
+        self.arrivals, self.largest = notes.arrivals, notes.count(BATCH_MAX)
         self.mean, self.window = (
             before_rounding(float(notes[name]), decimals) if name in notes else None
             for name, decimals in ((BATCH_MEAN, MEAN), ("window_s", WINDOW_S))
         )
         loops = {Arrivals.ONE_BY_ONE.value: 1, Arrivals.CLOSED_LOOP.value: self.at_once}
         self.clients = loops.get(self.arrivals or "")
-
-    def noted(self, name: str) -> str:
-        return f"{name}={self.notes[name]}" if name in self.notes else ""
-
-    def count(self, name: str) -> int | None:
-        return int(self.notes[name]) if name in self.notes else None
 
 
 def contradictions(row: Row) -> Iterator[tuple[str, str | None, str]]:
@@ -99,7 +90,7 @@ def contradictions(row: Row) -> Iterator[tuple[str, str | None, str]]:
             if hasattr(row, name) and name not in stated.notes:
                 yield name, None, rule
             else:
-                yield "scenario_notes", stated.noted(name), rule
+                yield "scenario_notes", stated.notes.pair(name), rule
 
 
 def load_contradictions(
@@ -184,15 +175,15 @@ def _batch(row: _Stated) -> Iterator[Finding]:
     if row.arrivals == Arrivals.CLOSED_LOOP and row.at_once == 1:
         yield "at_once", f"must be above 1 {stated}"
     if mean is not None and not max(1, round(mean.least)) <= batch <= max(1, round(mean.most)):
-        yield "batch", f"must be {row.noted(BATCH_MEAN)}, rounded, and at least 1"
+        yield "batch", f"must be {row.notes.pair(BATCH_MEAN)}, rounded, and at least 1"
     if mean is not None and row.largest is not None and row.largest < mean.least:
-        yield BATCH_MAX, f"must be at least {row.noted(BATCH_MEAN)}"
+        yield BATCH_MAX, f"must be at least {row.notes.pair(BATCH_MEAN)}"
     if row.notes.get("batch_is") == "overlap":
         # By a schedule, an answer that was not streamed may count from before it was sent.
         limits = ("requests", "at_once")[: 1 + (row.arrivals in _UNSCHEDULED)]
         for name in limits:
-            if batch > (row.count(name) or batch):
-                yield "batch", f"must be at most {row.noted(name)}"
+            if batch > (row.notes.count(name) or batch):
+                yield "batch", f"must be at most {row.notes.pair(name)}"
 
 
 def _length(row: _Stated) -> Iterator[Finding]:
@@ -247,7 +238,7 @@ def _percentiles(row: _Stated) -> Iterator[Finding]:
               for name in TIMES]  # fmt: skip
     for first, second in (pair for each in stated for pair in combinations(each, 2)):
         if row.requests == 1 and float(notes[second]) > float(notes[first]):
-            yield second, f"must equal {row.noted(first)}, since requests=1"
+            yield second, f"must equal {row.notes.pair(first)}, since requests=1"
             break
     ordered = [pair for each in stated for pair in pairwise(each)]
     for at in PERCENTILES:
@@ -255,7 +246,7 @@ def _percentiles(row: _Stated) -> Iterator[Finding]:
         ordered.append((time_note("ttft", at), time_note("latency", at)))
     for lower, upper in ordered:
         if lower in notes and upper in notes and float(notes[upper]) < float(notes[lower]):
-            yield upper, f"must be at least {row.noted(lower)}"
+            yield upper, f"must be at least {row.notes.pair(lower)}"
 
 
 def _times(row: _Stated) -> Iterator[Finding]:
@@ -273,7 +264,7 @@ def _times(row: _Stated) -> Iterator[Finding]:
             continue
         took_s = before_rounding(float(row.notes[note]), TIME_MS).least / 1000
         if took_s > window.most:
-            yield note, f"must be at most {row.noted('window_s')}"
+            yield note, f"must be at most {row.notes.pair('window_s')}"
         elif name == "latency" and clients is not None and requests is not None:
             as_long = requests - -(-(requests - 1) * at // 100)
             if as_long * took_s > clients * window.most:
@@ -292,13 +283,12 @@ def _engine(row: _Stated) -> Iterator[Finding]:
     drafts = notes.get("speculative", "").partition(":")[2]
     most = 1 + int(drafts) if drafts else math.inf  # one token, and the drafts
     if float(notes.get("acceptance_length", 0)) > most:
-        yield "acceptance_length", f"must be at most {most} with {row.noted('speculative')}"
+        yield "acceptance_length", f"must be at most {most} with {row.notes.pair('speculative')}"
     # An engine reports the method of a quantized model as its precision. A precision that the user
     # declared may have any name.
     method, precision = notes.get("quantization"), row.columns.precision
     expected = _PRECISIONS if method == "none" else (str(method).upper(),)
-    given = "precision" in notes.get(names.GIVEN, "").split(",")
-    if method is not None and not given and precision not in expected:
+    if method is not None and "precision" not in notes.given and precision not in expected:
         yield "quantization", f"must have the precision {' or '.join(expected)}, not {precision}"
 
 

@@ -171,13 +171,6 @@ REPLAYED: Final = (TRACE_WINDOW, TRACE_TIME, TRACE_LENGTHS, BULK_CLIENTS, BULK_T
 LATENCY_OF: Final = _note("latency_of", one_of("interactive"))
 
 
-def arrivals_of(notes: Mapping[str, str]) -> str | None:
-    """Returns the kind of arrivals that a row notes, without the digits of a trace."""
-    value = notes.get("arrivals")
-    kind = (value or "").partition(":")[0]
-    return Arrivals.TRACE.value if kind == Arrivals.TRACE else value
-
-
 PERCENTILES: Final = (50, 90, 95, 99)
 TIMES: Final = ("ttft", "tpot", "latency")
 
@@ -190,6 +183,34 @@ def time_note(name: str, percentile: int) -> str:
 def early_note(name: str, percentile: int) -> str:
     """Returns the name of the note with MLPerf's early-stopping estimate of a percentile."""
     return f"{name}_p{percentile}_early_ms"
+
+
+class RowNotes(dict[str, str]):
+    """The notes of a row by their names, as texts; those of a valid row are of their forms."""
+
+    def number(self, name: str) -> float | None:
+        """Returns a number; None where it is not noted."""
+        return float(self[name]) if name in self else None
+
+    def count(self, name: str) -> int | None:
+        """Returns a whole number; None where it is not noted."""
+        return int(self[name]) if name in self else None
+
+    def pair(self, name: str) -> str:
+        """Returns `name=value`; empty where it is not noted."""
+        return f"{name}={self[name]}" if name in self else ""
+
+    @property
+    def arrivals(self) -> str | None:
+        """The kind of arrivals, without the digits of a trace."""
+        value = self.get("arrivals")
+        kind = (value or "").partition(":")[0]
+        return Arrivals.TRACE.value if kind == Arrivals.TRACE else value
+
+    @property
+    def given(self) -> list[str]:
+        """The columns that the user declared."""
+        return self[GIVEN].split(",") if GIVEN in self else []
 
 
 FORMS: Final[Mapping[str, Form]] = {

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.tables.notes import EVIDENCE
-from orch_sidecar.tools.facts.tables.row import TYPES, Row, parse_notes
+from orch_sidecar.tools.facts.tables.row import TYPES, Row
 
 _PROFILE: Final = "https://datapackage.org/profiles/2.0/datapackage.json"
 _TITLE: Final = "Throughput of language models, by how the engine was batching"
@@ -53,7 +53,5 @@ def _name(file_name: str) -> str:
 
 def named_evidence(rows: Iterable[Row]) -> list[str]:
     """Returns the digests of the evidence that rows name, each once, in their order."""
-    notes = (parse_notes(row.scenario_notes) for row in rows)
-    return list(
-        dict.fromkeys(each[EVIDENCE].removeprefix("sha256:") for each in notes if EVIDENCE in each)
-    )
+    named = (row.notes.get(EVIDENCE, "").removeprefix("sha256:") for row in rows)
+    return list(dict.fromkeys(filter(None, named)))

@@ -23,7 +23,7 @@ from orch_sidecar.tools.facts.tables.forms import (
     one_of,
     whole,
 )
-from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals, RowNotes
 
 
 class Label(StrEnum):
@@ -57,6 +57,11 @@ class Row:
     measurement_type: Annotated[Label, one_of(*Label)]
     scenario_notes: Annotated[str, TEXT]
     source_tag: Annotated[str, TEXT]
+
+    @property
+    def notes(self) -> RowNotes:
+        """What `scenario_notes` has. Raises ValueError unless it is `key=value` pairs."""
+        return parse_notes(self.scenario_notes)
 
 
 _ANNOTATIONS: Final = get_type_hints(Row, include_extras=True)
@@ -113,9 +118,8 @@ def measurement_key(row: Row) -> tuple[object, ...]:
     Rows with another speculative decoding, quantization or prefix cache are other measurements.
     Raises ValueError for notes that cannot be parsed.
     """
-    notes = parse_notes(row.scenario_notes)
     columns = (getattr(row, name) for name in MEASUREMENT)
-    return (*columns, *(notes.get(name) for name in names.SETTING_NAMES))
+    return (*columns, *map(row.notes.get, names.SETTING_NAMES))
 
 
 def format_engine(name: str, version: str | None) -> str:
@@ -150,9 +154,9 @@ def format_notes(notes: Mapping[str, str | int | float]) -> str:
     return "; ".join(parts)
 
 
-def parse_notes(text: str) -> dict[str, str]:
+def parse_notes(text: str) -> RowNotes:
     """Parses the column `scenario_notes`. Raises ValueError unless it is `key=value` pairs."""
-    notes: dict[str, str] = {}
+    notes = RowNotes()
     for part in text.split(";"):
         key, equals, value = part.strip().partition("=")
         if not equals or _KEY.fullmatch(key) is None:
@@ -230,5 +234,5 @@ def label_of_run(row: Row) -> Label | None:
     """Returns the label that a row states about its run: its own, or the one that it claims."""
     if row.measurement_type is not Label.TO_BE_CONFIRMED:
         return row.measurement_type
-    claim = parse_notes(row.scenario_notes).get("claim", "none")
+    claim = row.notes.get("claim", "none")
     return Label(claim) if claim in set(Label) - {Label.TO_BE_CONFIRMED} else None
