@@ -16,7 +16,6 @@ class Look(StrEnum):
 
     POINTS = "points"  # marked, and joined by a line
     BARS = "bars"  # between edges, of which there is one more than values
-    COUNTS = "counts"  # how many of the xs there are in each part of the axis; no ys
     SHARES = "shares"  # which share of the xs is up to each place of the axis; no ys
 
 

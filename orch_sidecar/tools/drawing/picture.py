@@ -43,7 +43,6 @@ _BESIDE, _BELOW, _LINE, _ABOVE = 0.8, 1.2, 0.16, 0.7
 _POINTS: Final = 9.0
 _LINE_CHARACTERS: Final = 58  # of a line as wide as a chart
 _SHORT_CHARACTERS: Final = 24  # of names that stand beside each other in a legend
-_MOST_BARS: Final = 40  # of a histogram
 # Beyond so many times the smallest value, a logarithmic axis has only the powers of ten.
 _FEW_POWERS: Final = 1000
 _BEYOND: Final = 1.1  # what a logarithmic axis shows beyond its values: equal ones have a middle
@@ -177,7 +176,7 @@ def _make_part_of_page(each: Element) -> None:
 
 def _draw(axes: Axes, chart: Chart) -> None:
     """Draws a chart on its axes, with a legend: the only place where one is drawn."""
-    samples = [_add_series(axes, each, chart.x) for each in chart.series]
+    samples = [_add_series(axes, each) for each in chart.series]
     named = [
         (sample, each.name)
         for sample, each in zip(samples, chart.series, strict=True)
@@ -198,16 +197,9 @@ def _draw(axes: Axes, chart: Chart) -> None:
         )
 
 
-def _add_series(axes: Axes, series: Series, x: Axis) -> Any:
+def _add_series(axes: Axes, series: Series) -> Any:
     """Draws a series; returns what shows it in a legend."""
-    import numpy as np  # comes with matplotlib
-
     color = COLORS[series.color % len(COLORS)]
-    if series.look is Look.COUNTS:
-        low, high = x.low or 0.0, x.high or 1.0
-        count, values = min(_MOST_BARS, 5 + len(series.xs) // 3), np.clip(series.xs, low, high)
-        edges = (np.geomspace if x.log else np.linspace)(low, high, count + 1)
-        return axes.hist(values, list(edges), color=color, alpha=0.8)[2]
     if series.look is Look.SHARES:
         return axes.ecdf(series.xs, color=color, linestyle=series.line)
     if series.look is Look.BARS:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.bench.report.figures import time_axis
+from orch_sidecar.tools.bench.report.figures import distribution
 from orch_sidecar.tools.bench.report.measures import (
     Estimate,
     Measure,
-    Times,
     measures_of,
     times_of,
 )
@@ -22,7 +21,6 @@ from orch_sidecar.tools.bench.report.run import (
     verdict,
 )
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE
 
@@ -138,23 +136,8 @@ def compare_report(before: Result, after: Result) -> Page:
     )
     others = {each.name: each for each in times_of(after)}
     pairs = ((each, others.get(each.name)) for each in times_of(before))
-    page.charts([_shares(one, other) for one, other in pairs if other], "Distributions")
+    page.charts((distribution([one, other]) for one, other in pairs if other), "Distributions")
     page.section("All conditions of a")
     conditions(page, before)
     page.remark(f"a: result {before.id}. b: result {after.id}.")
     return page
-
-
-def _shares(before: Times, after: Times) -> Chart:
-    """Returns both distributions of a time, as the share of the requests up to it."""
-    bounds = {each.bound_ms for each in (before, after) if each.bound_ms is not None}
-    return Chart(
-        title=before.title,
-        about=f"Share of the requests up to each time; {len(before.values)} requests in a, "
-        f"{len(after.values)} in b.",
-        x=time_axis([*before.values, *after.values, *bounds]),
-        y=Axis("share of the requests", high=1.0),
-        series=[Series("a", before.values, (), marker="", look=Look.SHARES),
-                Series("b", after.values, (), "--", "", 1, look=Look.SHARES)],
-        marked=[Marked("SLO", bound, is_bound=True) for bound in sorted(bounds)],
-    )  # fmt: skip

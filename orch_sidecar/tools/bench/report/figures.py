@@ -24,7 +24,7 @@ from orch_sidecar.tools.drawing.chart import (
     Marked,
     Series,
 )
-from orch_sidecar.tools.drawing.texts import number_text
+from orch_sidecar.tools.drawing.texts import number_text, percent
 from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
@@ -38,41 +38,42 @@ _WIDE: Final = 30.0
 _LEAST_IN_BIN: Final = 2
 
 
-def time_axis(values: Sequence[float]) -> Axis:
-    """Returns the axis of a distribution of times, in ms: logarithmic where they differ widely.
+def distribution(runs: Sequence[Times]) -> Chart:
+    """Returns the share of the requests up to each time, of one run with its percentiles, or of
+    runs side by side; with the bound of the SLO.
 
-    It begins at a thousandth of the largest then: what is shorter lies at its edge.
+    The axis is logarithmic where times differ widely. It begins at a thousandth of the largest
+    then: what is shorter lies at its edge.
     """
-    least, most = min(values), max(values)
+    values = [value for times in runs for value in times.values]
+    bounds = sorted({times.bound_ms for times in runs if times.bound_ms is not None})
+    least, most = min([*values, *bounds]), max([*values, *bounds])
+    axis = Axis("ms", low=0.0 if least < most / 2 else 0.95 * least, high=1.02 * most or 1.0)
     if least > 0 and most > _WIDE * least:
-        return Axis("ms", log=True, low=max(least, most / 1000), high=most)
-    return Axis("ms", low=0.0 if least < most / 2 else 0.95 * least, high=1.02 * most or 1.0)
-
-
-def distribution(times: Times) -> Chart:
-    """Returns a histogram of times, with percentiles and the bound of the SLO."""
-    values, bound = times.values, times.bound_ms
-    axis = time_axis([*values, *([] if bound is None else [bound])])
+        axis = Axis("ms", log=True, low=max(least, most / 1000), high=most)
+    names = ("a", "b") if len(runs) > 1 else ("",)
+    series = [
+        Series(name, times.values, (), line, "", number, look=Look.SHARES)
+        for number, (name, times, line) in enumerate(zip(names, runs, ("-", "--"), strict=False))
+    ]
     marks = [
         Marked(f"{at} {number_text(value)}", value)
         for at, p in percentiles_of(len(values)).items()
-        if at in _MARKED and (value := percentile(values, p)) is not None
+        if len(runs) == 1 and at in _MARKED and (value := percentile(values, p)) is not None
     ]
-    within = ""
-    if bound is not None:
-        marks.append(Marked(f"SLO {number_text(bound)}", bound, is_bound=True))
-        kept = of_share([value <= bound for value in values])
-        within = f" {100 * kept.value:.1f} % of them within the SLO." if kept else ""
-    shorter = "; what is shorter is in the first bar" if min(values) < (axis.low or 0.0) else ""
-    return Chart(
-        title=times.title,
-        about=f"{len(values)} requests, {number_text(min(values))} to {number_text(max(values))} ms"
-        f"{', logarithmic' if axis.log else ''}{shorter}.{within}",
-        x=axis,
-        y=Axis("requests"),
-        series=[Series(times.name, values, (), look=Look.COUNTS)],
-        marked=marks,
-    )
+    marks += [Marked(f"SLO {number_text(bound)}", bound, is_bound=True) for bound in bounds]
+    about = [
+        f"{f'{name}: ' * bool(name)}{_range_text(t)}" for name, t in zip(names, runs, strict=True)
+    ]
+    y = Axis("share of the requests", high=1.0)
+    return Chart(runs[0].title, " ".join(about), axis, y, series, marks)
+
+
+def _range_text(times: Times) -> str:
+    values, bound = times.values, times.bound_ms
+    text = f"{len(values)} requests, {number_text(min(values))} to {number_text(max(values))} ms."
+    kept = None if bound is None else of_share([value <= bound for value in values])
+    return text if kept is None else f"{text} {percent(kept.value)} of them within the SLO."
 
 
 def over_time(result: Result) -> Iterator[Chart]:

@@ -98,7 +98,7 @@ def run_report(result: Result) -> Page:
     _figures(page, result, measures)
     page.section("What was measured, and how")
     conditions(page, result)
-    page.charts(map(distribution, times_of(result)), "Distributions")
+    page.charts((distribution([times]) for times in times_of(result)), "Distributions")
     page.charts(over_time(result), "Over time")
     page.charts(steps_by_batch(result), "Batches")
     if result.trials:

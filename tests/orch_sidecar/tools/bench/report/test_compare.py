@@ -75,7 +75,7 @@ def test_page_has_both_distributions_and_all_conditions() -> None:
     assert page.charts[:3] == [
         "Time to first token", "Time per output token", "Latency, until the last token",
     ]  # fmt: skip
-    assert {"better", "a", "b", "SLO"} <= set(page.texts)
+    assert {"better", "a", "b", "SLO 200"} <= set(page.texts)
     assert "What differs in their conditions" in page.text
     assert "All conditions of a" in page.text
 
