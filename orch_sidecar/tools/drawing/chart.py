@@ -117,3 +117,14 @@ def by_size(
     wide = not linear and xs[0] > 0 and xs[-1] >= _WIDE * xs[0]
     log = wide and all(y > 0 for each in series for y in each.ys)
     return Chart(title, about, Axis(x_label, log, whole=True), Axis(y_label, log), series, marked)
+
+
+def bars_by_batch(
+    title: str, about: str, label: str, amounts: dict[int, float], *marked: Marked
+) -> Chart:
+    """Returns a chart with a bar for each batch, from the smallest to the largest that occurs."""
+    batches = range(min(amounts), max(amounts) + 1)
+    edges = [batch - 0.5 for batch in (*batches, batches.stop)]
+    x = Axis("sequences in the step", low=edges[0], high=edges[-1], whole=True)
+    ys = [amounts.get(batch, 0.0) for batch in batches]
+    return Chart(title, about, x, Axis(label), [Series("steps", edges, ys, look=Look.BARS)], marked)

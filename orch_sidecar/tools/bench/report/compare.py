@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.bench.report.figures import distribution
 from orch_sidecar.tools.bench.report.measures import (
     Estimate,
     Measure,
@@ -18,6 +17,7 @@ from orch_sidecar.tools.bench.report.run import (
     INTERVALS_TEXT,
     conditions,
     conditions_of,
+    distribution,
     verdict,
 )
 from orch_sidecar.tools.bench.results.result import Result

@@ -19,10 +19,9 @@ from orch_sidecar.tools.bench.decode.result import (
     Point,
     Run,
 )
-from orch_sidecar.tools.bench.report.figures import bars_by_batch
 from orch_sidecar.tools.bench.report.sweep import fit_series, fit_text
 from orch_sidecar.tools.bench.results.sweep import Fit
-from orch_sidecar.tools.drawing.chart import Chart, Series, by_size
+from orch_sidecar.tools.drawing.chart import Chart, Series, bars_by_batch, by_size
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import number_text, percent
 

@@ -8,9 +8,8 @@ from functools import cache
 import pytest
 
 from orch_sidecar.tools.bench.load.call import ClientHealth
-from orch_sidecar.tools.bench.report.figures import over_time
 from orch_sidecar.tools.bench.report.measures import served
-from orch_sidecar.tools.bench.report.run import run_report
+from orch_sidecar.tools.bench.report.run import over_time, run_report
 from orch_sidecar.tools.bench.results.result import Status, Trial
 from orch_sidecar.tools.bench.results.summary import result_of
 from tests.orch_sidecar.tools.bench.report.sample_reports import (
