@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Final
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, sound_rows
-from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, named_by
 from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
@@ -33,8 +34,7 @@ from orch_sidecar.tools.facts.tables.check import (
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.migrate import migrate
 from orch_sidecar.tools.facts.tables.notes import LOADED, SETTING_NAMES, UNKNOWN
-from orch_sidecar.tools.facts.tables.publish import data_package_of, named_evidence
-from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 from orch_sidecar.tools.terminal import escaped, print_json
 
@@ -83,6 +83,11 @@ _VERIFY_EPILOG: Final = """examples:
   orch facts verify facts/*.csv --trusted trusted.yaml --json
 
 exit code: 0 only if every row is verified"""
+
+
+_PACKAGE_PROFILE: Final = "https://datapackage.org/profiles/2.0/datapackage.json"
+_PACKAGE_TITLE: Final = "Throughput of language models, by how the engine was batching"
+_FIELD_TYPES: Final = {int: "integer", float: "number"}
 
 
 def add_commands(commands: Commands) -> None:
@@ -157,17 +162,53 @@ def _publish(options: argparse.Namespace) -> int:
     rows = sound_rows([read(path)], f"{path} has faults and is not published")
     read_evidence = beside(path)
     evidence: dict[str, bytes] = {}
-    for name in named_evidence(located.row for located in rows):
+    for name in filter(None, (named_by(located.row)[1] for located in rows)):
         content = read_evidence(name)
         if content is None or digest(content) != name:
             lacks = "is not beside it" if content is None else "was changed: its SHA-256 is another"
             raise Unavailable(f"{path} is not published: its evidence {name}{SUFFIX} {lacks}")
         evidence[f"{name}{SUFFIX}"] = content
     package = path.with_name("datapackage.json")
-    document = data_package_of(path.name, path.read_bytes(), evidence)
+    document = _package(path.name, path.read_bytes(), evidence)
     write(package, json.dumps(document, indent=2) + "\n")
     print(package)
     return 0
+
+
+# What the columns mean says `docs/reference/tps_model_gpu.csv-metadata.json`, by W3C's CSV on the
+# Web: it is the same for each table.
+def _package(file_name: str, content: bytes, evidence: Mapping[str, bytes]) -> dict[str, Any]:
+    """Returns the content of `datapackage.json`. `evidence`: the content of each file that supports
+    a row, by its name."""
+    fields = [
+        {"name": name, "type": _FIELD_TYPES.get(kind, "string"), "constraints": {"required": True}}
+        for name, kind in TYPES.items()
+    ]
+    table = _resource(file_name, content, "text/csv")
+    table |= {"type": "table", "encoding": "utf-8", "schema": {"fields": fields}}
+    files = [_resource(*each, "application/json") for each in evidence.items()]
+    name, resources = _name(file_name), [table, *files]
+    return {
+        "$schema": _PACKAGE_PROFILE,
+        "name": name,
+        "title": _PACKAGE_TITLE,
+        "resources": resources,
+    }
+
+
+def _resource(file_name: str, content: bytes, media_type: str) -> dict[str, Any]:
+    return {
+        "name": _name(file_name),
+        "path": file_name,
+        "mediatype": media_type,
+        "bytes": len(content),
+        "hash": f"sha256:{digest(content)}",
+    }
+
+
+def _name(file_name: str) -> str:
+    """Returns the identifier of a file: lower case letters, digits, `.`, `-` and `_`."""
+    return re.sub(r"[^a-z0-9._-]", "-", file_name.lower().rpartition(".")[0])
 
 
 def read_trusted(path: Path | None) -> TrustedKeys:
