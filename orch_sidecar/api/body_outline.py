@@ -15,7 +15,7 @@ import json
 import re
 from typing import Final
 
-from orch_sidecar.api.json_body import UTF_8, InvalidBody
+from orch_sidecar.api.body import UTF_8, InvalidBody
 
 # Bodies up to this size are parsed directly, which takes at most 5 ms.
 LARGE_BYTES: Final = 65_536

@@ -13,7 +13,7 @@ import re
 from base64 import urlsafe_b64encode
 from typing import Final, NamedTuple
 
-from orch_sidecar.api.json_body import UTF_8
+from orch_sidecar.api.body import UTF_8
 from orch_sidecar.api.refusal import Reason, Refusal
 
 _NAME: Final = "cache_salt"

@@ -12,7 +12,7 @@ import json
 from hashlib import blake2b
 from typing import Any, Final
 
-from orch_sidecar.api.json_body import Document
+from orch_sidecar.api.body import Document
 
 DIGEST_BYTES: Final = 32
 

@@ -12,9 +12,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.api import coalescing_key, form, generation, json_body
+from orch_sidecar.api import coalescing_key, generation
+from orch_sidecar.api.body import Document, InvalidBody, parse_form, parse_json
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.json_body import Document, InvalidBody
 from orch_sidecar.api.refusal import ANTHROPIC, COHERE, OPENAI, RESPONSES, ErrorFormat, Refusal
 from vllm_plugin.contracts.lease_protocol import WORKLOADS_BY_PATH, workloads_of
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
@@ -102,7 +102,7 @@ class Endpoint:
         assert generation is not None
         assert not (coalesce and outlined)
         try:
-            document = json_body.parse(body, max_depth, outlined=outlined)
+            document = parse_json(body, max_depth, outlined=outlined)
             request = generation(document, ctx_max)
         except InvalidBody as invalid:
             return invalid.refusal
@@ -118,7 +118,7 @@ class Endpoint:
         """Does the same for a form."""
         assert self.generation is not None
         try:
-            return self.generation(form.parse(body, content_type), ctx_max)
+            return self.generation(parse_form(body, content_type), ctx_max)
         except InvalidBody as invalid:
             return invalid.refusal
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orch_sidecar.api.json_body import Document, InvalidBody, kind_of, shown
+from orch_sidecar.api.body import Document, InvalidBody, kind_of, shown
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import well_formed
 from vllm_plugin.contracts.profile import INTERACTIVE, ServiceClass

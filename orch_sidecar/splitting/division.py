@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
+from orch_sidecar.api.body import UTF_8, InvalidBody
 from orch_sidecar.api.endpoints import Division
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.json_body import UTF_8, InvalidBody
 
 Object = dict[str, msgspec.Raw]
 

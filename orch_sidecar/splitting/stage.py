@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
+from orch_sidecar.api.body import InvalidBody
 from orch_sidecar.api.endpoints import Division
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.json_body import InvalidBody
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics

@@ -17,9 +17,9 @@ from typing import Final, Protocol, TypeVar
 import aiohttp
 from aiohttp import web
 
+from orch_sidecar.api.body import InvalidBody
 from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
 from orch_sidecar.api.headers import CONTENT_ENCODING, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING
-from orch_sidecar.api.json_body import InvalidBody
 from orch_sidecar.api.refusal import Reason, Refusal, well_formed
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_request import ClientRequest

@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orch_sidecar.api import body_outline as outline
+from orch_sidecar.api.body import InvalidBody, parse_json
 from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.json_body import InvalidBody, parse
 from orch_sidecar.api.refusal import Refusal
 from tests.orch_sidecar import apis
 
@@ -76,7 +76,7 @@ def test_outline_has_the_structure_and_the_top_level_wherever_slices_end(
     fields: dict[str, Any], cut: int, ascii_only: bool, indent: int | None
 ) -> None:
     body = json.dumps(fields, ensure_ascii=ascii_only, indent=indent).encode()
-    document = parse(outlined(body, cut), 64, outlined=True)
+    document = parse_json(outlined(body, cut), 64, outlined=True)
     expected = shape(json.loads(body))
     assert {key: bare(value) for key, value in expected.items()} == document
 
@@ -165,7 +165,7 @@ def test_numbers_that_are_not_integers_are_limited_in_any_notation(number: bytes
 @pytest.mark.parametrize("cut", [7, 50, None])
 def test_numbers_have_at_most_so_many_digits_wherever_slices_end(cut: int | None) -> None:
     body = b'{"prompt": "%b", "x": [%b]}' % (b"9" * 99, b"9" * outline.MAX_DIGITS)
-    assert parse(outlined(body, cut), 64, outlined=True)["x"] == [10**outline.MAX_DIGITS - 1]
+    assert parse_json(outlined(body, cut), 64, outlined=True)["x"] == [10**outline.MAX_DIGITS - 1]
     with pytest.raises(InvalidBody, match=f"not have more than {outline.MAX_DIGITS} digits"):
         outlined(body.replace(b"]", b"9]"), cut)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.api import generation
+from orch_sidecar.api.body import InvalidBody, parse_json
 from orch_sidecar.api.cache_salt import CacheSalt, CacheSalts
-from orch_sidecar.api.json_body import InvalidBody, parse
 from orch_sidecar.api.refusal import Refusal
 from tests.fuzz import examples
 
@@ -123,14 +123,14 @@ def test_secret_of_a_client_is_not_in_its_salt() -> None:
 
 @pytest.mark.parametrize("value", ["1", "true", "[]", '{"a":1}'])
 def test_salt_that_is_no_text_is_refused(value: str) -> None:
-    document = parse(b'{"messages":[],"cache_salt":%b}' % value.encode(), 64)
+    document = parse_json(b'{"messages":[],"cache_salt":%b}' % value.encode(), 64)
     with pytest.raises(InvalidBody, match="cache_salt must be a string"):
         generation.chat(document, None)
 
 
 def test_salt_of_a_request_is_read() -> None:
     def read_salt(body: bytes) -> str | None:
-        return generation.chat(parse(body, 64), None).cache_salt
+        return generation.chat(parse_json(body, 64), None).cache_salt
 
     assert read_salt(b'{"messages":[{"cache_salt":"x"}]}') is None
     assert read_salt(b'{"messages":[],"cache_salt":null}') == ""

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from orch_sidecar.api.body import Document, InvalidBody
 from orch_sidecar.api.endpoints import (
     ENDPOINTS,
     UNKNOWN,
@@ -16,7 +17,6 @@ from orch_sidecar.api.endpoints import (
     why_not,
 )
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.json_body import Document, InvalidBody
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.control.endpoints import ADMIN, PUBLIC
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch_sidecar.api.body import InvalidBody
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.json_body import InvalidBody
 from orch_sidecar.splitting.division import (
     MAX_PARTS,
     MergedEvents,

@@ -1,16 +1,21 @@
-"""Parses the body of a request into a JSON object, exactly as vLLM would, or rejects it.
+"""Parses the body of a request into its fields, exactly as vLLM would, or rejects it.
 
-Pure. Anything that could be read in two ways (a duplicate key) is an error. The time to parse is
-bounded by the size of the body; of a large one only the outline is parsed.
+Pure. Anything that could be read in two ways is an error: a field that the engine sees and this
+does not could cost more than was admitted.
 
-There are two parsers. The strict one is that of vLLM, and looks for duplicate keys. The fast one is
-for documents of few levels. It gives the same values, or fails where the strict one decides; below
-the top level both keep the last of duplicates.
+Of JSON the time to parse is bounded by the size of the body; of a large one only the outline is
+parsed. There are two parsers. The strict one is that of vLLM, and looks for duplicate keys. The
+fast one is for documents of few levels. It gives the same values, or fails where the strict one
+decides; below the top level both keep the last of duplicates.
+
+A multipart form could be read in several ways (a boundary in a line of its own, names with escapes,
+a character set), so only what clients write is accepted. Files stay where they are.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any, Final
 
@@ -87,7 +92,7 @@ def _fast_decoder() -> msgspec.json.Decoder[dict[Any, Any]]:
     return msgspec.json.Decoder(dict[object, value], dec_hook=_Name)
 
 
-def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
+def parse_json(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
     """Returns the object in a body. `outlined`: the body is an outline. Raises InvalidBody."""
     if not outlined and max_depth >= _FAST_LEVELS and (found := _parsed_fast(body)) is not None:
         return found
@@ -175,3 +180,77 @@ def shown(value: Any) -> str:
         return "an integer of that size"
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{kind_of(value)} of {len(text)} characters"
+
+
+_MAX_PARTS: Final = 65
+_MAX_HEAD_BYTES: Final = 4096
+_MAX_VALUE_BYTES: Final = 1 << 20
+
+_FORM_TYPE: Final = re.compile(
+    r'multipart/form-data; ?boundary=(?:"([^"\\]{1,70})"|([^\s";,]{1,70}))'
+)
+_PART_HEAD: Final = re.compile(
+    rb'content-disposition: ?form-data; ?name="([^"\\\r\n]{1,200})"'
+    rb'(; ?filename="(?:[^"\\\r\n]|\\[^\r\n])*")?'
+    rb"(?:\r\ncontent-(?:type|length|transfer-encoding):[^\r\n]*)*",
+    re.IGNORECASE,
+)
+# The same, where the type comes before the name.
+_PART_TYPE: Final = re.compile(rb"(?:content-type:[^\r\n]*\r\n)?", re.IGNORECASE)
+
+
+def parse_form(body: bytes, content_type: str) -> Document:
+    """Returns the texts of a form by their names; of names that end with `[]`, none. A name that
+    is used twice, a field that is not in UTF-8, or another way to write a form raises
+    InvalidBody."""
+    typed = _FORM_TYPE.fullmatch(content_type)
+    if typed is None:
+        raise InvalidBody(
+            "the body must be a form: its Content-Type must be multipart/form-data with a boundary "
+            f"alone, not {content_type[:100]!r}"
+        )
+    delimiter = b"\r\n--" + (typed[1] or typed[2]).encode("latin-1", "replace")
+    if not body.startswith(delimiter[2:]):
+        raise _unreadable("does not begin with the boundary of its Content-Type")
+    fields: Document = {}
+    names = set()
+    at = len(delimiter) - 2
+    for _ in range(_MAX_PARTS):
+        if body.startswith(b"--", at):
+            return fields
+        end = body.find(delimiter, at)
+        if end < 0 or not body.startswith(b"\r\n", at):
+            raise _unreadable("has a part without an end")
+        name, is_file, start = _head(body, at + 2, end)
+        if not name.endswith("[]"):
+            if name in names:
+                raise InvalidBody(f"{name[:100]!r} must not occur more than once", name[:100])
+            names.add(name)
+            if not is_file:
+                if end - start > _MAX_VALUE_BYTES:
+                    raise InvalidBody(f"{name[:100]!r} is too long for a text", name[:100])
+                fields[name] = _text(body[start:end])
+        at = end + len(delimiter)
+    raise _unreadable(f"has more than {_MAX_PARTS - 1} parts")
+
+
+def _head(body: bytes, at: int, end: int) -> tuple[str, bool, int]:
+    """Returns the name of a part, whether it is a file, and where its content begins."""
+    blank = body.find(b"\r\n\r\n", at, min(end, at + _MAX_HEAD_BYTES))
+    typed = _PART_TYPE.match(body, at)
+    assert typed is not None  # it matches nothing, too
+    head = None if blank < 0 else _PART_HEAD.fullmatch(body, typed.end(), blank)
+    if head is None:
+        raise _unreadable("has a part without a plain name")
+    return _text(head[1]), head[2] is not None, blank + 4
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise _unreadable("has a name or a text that is not UTF-8") from None
+
+
+def _unreadable(what: str) -> InvalidBody:
+    return InvalidBody(f"the form {what}")
