@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from k8s import chart, render
+from k8s import release, render
 from tests.k8s.objects import composed
 from tests.k8s.test_manifests_parameters import PLACES
 from tests.k8s.test_manifests_schema import FOREIGN, check, minors
@@ -33,7 +33,7 @@ NAMESPACE: Final = "team-a"
 # A release is one Secret.
 SECRET_LIMIT: Final = 1_048_576
 ALL: Final = {"ingress": True, "gateway": True, "monitoring": True, "autoscaling": True}
-CHANGED: Final = {name: value for name, value, *_ in PLACES if name not in chart.LEFT_OUT}
+CHANGED: Final = {name: value for name, value, *_ in PLACES if name not in release.LEFT_OUT}
 AMD: Final = {"NVIDIA_GPUS": "none", "TOLERATION": "none", "AMD_GPUS": "8", "TLS_ISSUER": "none"}
 
 
@@ -59,7 +59,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chart") / "orch.tgz"
-    path.write_bytes(chart.archive(chart.project_version()))
+    path.write_bytes(release.chart_archive(release.project_version()))
     return path
 
 
@@ -146,7 +146,7 @@ def test_lint_finds_nothing_and_a_release_fits_its_secret(
 ) -> None:
     subprocess.run([helm, "lint", "--strict", made], check=True)
     manifest = template(helm, made, ALL, tmp_path)
-    files = chart.files(chart.project_version())
+    files = release.chart_files(release.project_version())
     packed = {name: base64.b64encode(data).decode() for name, data in files.items()}
-    release = json.dumps({"manifest": manifest, "chart": packed}).encode()
-    assert len(base64.b64encode(gzip.compress(release))) < SECRET_LIMIT
+    stored = json.dumps({"manifest": manifest, "chart": packed}).encode()
+    assert len(base64.b64encode(gzip.compress(stored))) < SECRET_LIMIT

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from k8s import chart, release, render
+from k8s import release, render
 from tests.k8s.objects import EXTRAS, GUIDE, K8S, OTHERS, OWN, ROOT, SETS, Manifest, containers
 from tests.k8s.test_manifests_schema import check, minors
 
@@ -83,7 +83,7 @@ def test_scripts_are_scripts_of_bash() -> None:
 @pytest.mark.parametrize(("prefix", "passes"), [("v", True), ("v9", False), ("", False)])
 def test_tag_is_the_version_of_the_project(prefix: str, passes: bool) -> None:
     [script] = [step["run"] for _, step in steps() if "tag" in step.get("name", "")]
-    tag = prefix + chart.project_version()
+    tag = prefix + release.project_version()
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     variables = {"PATH": path, "GITHUB_REF_NAME": tag}
     done = subprocess.run(["bash", "-ec", script], env=variables, cwd=ROOT, check=False)
@@ -111,7 +111,7 @@ def test_release_has_every_overlay_one_with_images_and_the_chart(tmp_path: Path)
     names = {path.name for path in tmp_path.iterdir()}
     overlays = {*SETS, *EXTRAS, *OTHERS} - {*OWN}
     manifests = {f"orch-{each}.yaml" for each in (*overlays, "gpu-images")}
-    assert names == manifests | {f"orch-{chart.project_version()}.tgz"}
+    assert names == manifests | {f"orch-{release.project_version()}.tgz"}
 
 
 @pytest.mark.parametrize(
