@@ -37,7 +37,7 @@ from tests.import_graph import CONTRIBUTING, drawn
 from tests.reference_pages import PLACE, TABLES, written
 from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
 from vllm_plugin.register import WARM_UP_VARIABLE
-from vllm_plugin.state.conditions import Conditions
+from vllm_plugin.state.engine_facts import Conditions
 
 every_document = pytest.mark.parametrize(
     "path", documents(), ids=lambda path: str(path.relative_to(ROOT))

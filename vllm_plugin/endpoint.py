@@ -54,7 +54,7 @@ from vllm_plugin.contracts.senders import (
 )
 from vllm_plugin.contracts.slot_claims import Subscriber
 from vllm_plugin.evidence.chains import Evidence
-from vllm_plugin.state.conditions import Conditions
+from vllm_plugin.state.engine_facts import Conditions
 from vllm_plugin.state.engine_state import EngineState, State
 
 # Added to a wait for a moment, so that it is past: clocks and timers are not exact.

@@ -235,7 +235,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm_plugin.adapters.stat_logger import SchedulerStatLogger
     from vllm_plugin.adapters.vllm_config import make_engine_state, step_timing_of
-    from vllm_plugin.state.conditions import tokens_per_step_of
+    from vllm_plugin.state.engine_facts import tokens_per_step_of
 
     assert _process.profile is not None  # or vLLM could not find it
     profile: Profile = _process.profile

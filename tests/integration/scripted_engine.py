@@ -30,8 +30,7 @@ from vllm_plugin.contracts.lease_protocol import (
     parse_lease,
 )
 from vllm_plugin.contracts.senders import NOT_A_SIDECAR, SidecarKeys
-from vllm_plugin.state.conditions import Conditions
-from vllm_plugin.state.engine_facts import EngineFacts, Hardware
+from vllm_plugin.state.engine_facts import Conditions, EngineFacts, Hardware
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
 

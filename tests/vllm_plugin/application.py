@@ -14,7 +14,7 @@ from tests.vllm_plugin.examples import FACTS, US
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.lease_protocol import API_VERSION
 from vllm_plugin.endpoint import CapabilitiesEndpoint
-from vllm_plugin.state.conditions import Conditions
+from vllm_plugin.state.engine_facts import Conditions
 from vllm_plugin.state.engine_state import EngineState
 
 LOADED = "0123456789abcdef"

@@ -15,7 +15,7 @@ from vllm_plugin import endpoint
 from vllm_plugin.api_server import admin_calls
 from vllm_plugin.contracts import lease_protocol
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
-from vllm_plugin.state.stall_detector import STALLED_AFTER_S
+from vllm_plugin.state.readiness import STALLED_AFTER_S
 
 
 async def test_stream_begins_with_the_whole_state_and_the_instances_leases(engine: Engine) -> None:

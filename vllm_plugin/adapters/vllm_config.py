@@ -16,14 +16,17 @@ from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.profile import Profile
 from vllm_plugin.enforcement import enforce
 from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
-from vllm_plugin.state.conditions import (
+from vllm_plugin.state.engine_facts import (
     Conditions,
+    EngineFacts,
+    Hardware,
     attention_backend,
     conditions_of,
+    features_of,
     loaded_model,
+    rate_limits_of,
     tokens_per_step_of,
 )
-from vllm_plugin.state.engine_facts import EngineFacts, Hardware, features_of, rate_limits_of
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.kv_cache import Scheduling, groups_of
 

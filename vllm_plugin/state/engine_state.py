@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from time import time
-from typing import Any, Final
+from typing import Any
 
 from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.lease_protocol import API_VERSION, Claim, ClaimCall, parse_lease
@@ -18,13 +18,9 @@ from vllm_plugin.speed.engine_speed import EngineSpeed, Occupancy, SchedulerRepo
 from vllm_plugin.speed.lora import NO_LORA
 from vllm_plugin.state.adapter_use import AdapterUse
 from vllm_plugin.state.engine_facts import EngineFacts
-from vllm_plugin.state.leases import Leases, Rejected
+from vllm_plugin.state.leases import Leases, Rejected, RequestNumbers
 from vllm_plugin.state.prefix_cache import PrefixCache
-from vllm_plugin.state.readiness import READY, STALLED, NotReady, Readiness
-from vllm_plugin.state.request_numbers import RequestNumbers
-from vllm_plugin.state.stall_detector import StallDetector
-
-_STALL: Final = NotReady(STALLED, "the engine has sequences, but has reported no step for too long")
+from vllm_plugin.state.readiness import READY, STALL, NotReady, Readiness, StallDetector
 
 State = dict[str, Any]
 
@@ -309,7 +305,7 @@ class EngineState:
         if now_s is None or self.readiness.not_ready is not None:
             return self.readiness.not_ready
         expected_s = self.speed.seconds(max(1, self._occupancy.running))
-        return _STALL if self._stall_detector.stalled(now_s, expected_s) else None
+        return STALL if self._stall_detector.stalled(now_s, expected_s) else None
 
     def document(self, instance: str | None, now_s: float | None = None) -> State:
         """Returns the engine's whole entry in `/v1/capabilities`, as seen by `instance`."""

@@ -11,7 +11,7 @@ import pytest
 from tests.vllm_plugin.examples import SETTINGS
 from vllm_plugin.adapters.vllm_config import conditions_of_workers
 from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
-from vllm_plugin.state.conditions import (
+from vllm_plugin.state.engine_facts import (
     RANDOM_WEIGHTS,
     UNKNOWN,
     Conditions,
