@@ -4,7 +4,7 @@ Here is only what vLLM or Python loads by name: `register` has vLLM's entry poin
 packages, `endpoint` serves the engine's state, `serve` runs `vllm serve`, and `allowlist` is run by
 `orch_vllm_plugin.pth` at the start of each interpreter.
 
-Dependencies point down: `api_server`, `evidence`, `adapters`, `enforcement`, `state`, `speed`,
+Dependencies point down: `api_server`, `evidence`, `adapters`, `enforcement`, `state`,
 `compatibility`, `contracts`. vLLM is imported here and in `adapters` alone. Nothing of
 `orch_sidecar` is imported, which imports `contracts` alone.
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from vllm_plugin.contracts.lease_protocol import parse_lease
 from vllm_plugin.contracts.slot_claims import Subscriber
-from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_facts import UNKNOWN, Conditions, EngineFacts, Hardware
+from vllm_plugin.state.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Leases
 

@@ -9,8 +9,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_plugin.adapters.vllm_config import StepTiming
-from vllm_plugin.speed.engine_speed import SchedulerReport
-from vllm_plugin.speed.lora import lora_use_of
+from vllm_plugin.state.engine_speed import SchedulerReport, lora_use_of
 from vllm_plugin.state.engine_state import EngineState
 
 # Steps back to back are no further apart; in a longer gap the engine was idle, or paused.

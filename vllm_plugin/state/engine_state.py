@@ -14,13 +14,12 @@ from typing import Any
 from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.lease_protocol import API_VERSION, Claim, ClaimCall, parse_lease
 from vllm_plugin.contracts.slot_claims import SlotClaims, Subscriber, Subscribers
-from vllm_plugin.speed.engine_speed import EngineSpeed, Occupancy, SchedulerReport
-from vllm_plugin.speed.lora import NO_LORA
 from vllm_plugin.state.adapter_use import AdapterUse
 from vllm_plugin.state.engine_facts import EngineFacts
+from vllm_plugin.state.engine_speed import NO_LORA, EngineSpeed, Occupancy, SchedulerReport
 from vllm_plugin.state.leases import Leases, Rejected, RequestNumbers
-from vllm_plugin.state.prefix_cache import PrefixCache
 from vllm_plugin.state.readiness import READY, STALL, NotReady, Readiness, StallDetector
+from vllm_plugin.state.steps import PrefixCache
 
 State = dict[str, Any]
 

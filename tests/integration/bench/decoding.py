@@ -14,7 +14,7 @@ from typing import Any
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
-from vllm_plugin.speed.engine_speed import SchedulerReport
+from vllm_plugin.state.engine_speed import SchedulerReport
 
 _REPORTED = ("requests_total", "steps_by_batch", "generated_tokens_total", "prefill")
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.vllm_plugin.adapters.test_spans import NOW_S, VLLM_ATTRIBUTES, Tracer, state_with_steps
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.speed.engine_speed import SchedulerReport
+from vllm_plugin.state.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
 
 TRACED = f"00-{0xA:032x}-{0xB:016x}-01"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin.adapters.vllm_config import StepTiming
-from vllm_plugin.speed.engine_speed import SchedulerReport
+from vllm_plugin.state.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
 
 

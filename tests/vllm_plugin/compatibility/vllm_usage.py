@@ -36,7 +36,6 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "engine_client": _CLIENT,
         "current_platform": _PLATFORM,
     },
-    "state/conditions": {"vllm_config": _CONFIG},
     "adapters/worker_extension": {
         "self": ("v1/worker/worker_base.py", "WorkerBase"),
         "Sampler": ("v1/sample/sampler.py", "Sampler"),
@@ -60,7 +59,7 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "iteration_stats": (_STATISTICS, "IterationStats"),
     },
     "state/engine_facts": {"vllm_config": _CONFIG},
-    "speed/lora": {"scheduler_stats": (_STATISTICS, "SchedulerStats")},
+    "state/engine_speed": {"scheduler_stats": (_STATISTICS, "SchedulerStats")},
     "evidence/chains": {"finished": (_STATISTICS, "FinishedRequestStats")},
     "endpoint": {
         "serving": ("entrypoints/speech_to_text/base/serving.py", ""),
@@ -163,7 +162,7 @@ def attributes() -> set[tuple[str, str, str]]:
 
 
 def strings(module: str) -> Iterator[str]:
-    """Yields all strings of a module: `state/conditions`."""
+    """Yields all strings of a module: `state/engine_facts`."""
     for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

@@ -18,8 +18,8 @@ from vllm_plugin.contracts.lease_protocol import (
     encoded_adapter,
     parse_adapter,
 )
-from vllm_plugin.speed.lora import LoraUse
 from vllm_plugin.state.adapter_use import AdapterUse
+from vllm_plugin.state.engine_speed import LoraUse
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
 

@@ -12,7 +12,7 @@ import pytest
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of, report, subscribed
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 from vllm_plugin.contracts.slot_claims import Subscriber
-from vllm_plugin.speed.engine_speed import SchedulerReport
+from vllm_plugin.state.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.readiness import NotReady
 

@@ -23,8 +23,8 @@ from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
 from orch_sidecar.tools.sizing.fleet import Demand, of_capabilities
 from orch_sidecar.tools.traces import read
 from vllm_plugin.contracts.profile import load
-from vllm_plugin.speed.step_time import StepSamples
-from vllm_plugin.speed.steps import Prefill
+from vllm_plugin.state.step_time import StepSamples
+from vllm_plugin.state.steps import Prefill
 
 SLOTS, SECONDS, LOAD = 8, 60.0, 1.5
 TRUE = EngineShape(SLOTS, 12, 3.4, 0.6, 1000, step_tokens=256, long_prefill_tokens=64)

@@ -25,7 +25,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     result_of,
     row_of,
 )
-from vllm_plugin.speed.engine_speed import SchedulerReport
+from vllm_plugin.state.engine_speed import SchedulerReport
 
 SINGLE, OFFLINE, UNKNOWN = Label.SINGLE_STREAM, Label.OFFLINE, Label.TO_BE_CONFIRMED
 # A thousand tokens per second, 3.6 million per hour: at 3.60 an hour a million costs 1.

@@ -30,8 +30,8 @@ from vllm_plugin.contracts import statement
 from vllm_plugin.contracts.lease_protocol import timestamp
 from vllm_plugin.evidence.chains import Evidence, Statement, StatementRequest
 from vllm_plugin.evidence.epoch_key import EpochKey, certify
-from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_facts import EngineFacts
+from vllm_plugin.state.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
 
 BEGIN_S = 1_790_000_000.0

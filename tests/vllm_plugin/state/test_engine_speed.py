@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from tests.vllm_plugin.examples import FACTS, report, subscribed
-from vllm_plugin.speed.lora import NO_LORA, LoraUse, lora_use_of
+from vllm_plugin.state.engine_speed import NO_LORA, LoraUse, lora_use_of
 from vllm_plugin.state.engine_state import EngineState
 
 WITH_LORA = replace(FACTS, features={"max_loras": 2})

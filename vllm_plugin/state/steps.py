@@ -1,4 +1,5 @@
-"""Keeps statistics of engine steps: batch sizes, busy time, and the rate of prefill.
+"""Keeps statistics of engine steps: batch sizes, busy time, the rate of prefill, and the prompt
+tokens that were looked up and found in the prefix cache instead.
 
 Times are seconds of one clock, whichever the caller uses; durations are seconds.
 """
@@ -6,13 +7,16 @@ Times are seconds of one clock, whichever the caller uses; durations are seconds
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 # 10 minutes of steps of 10 ms; longer requests are described by their last steps.
 RING_STEPS = 65_536
+
+# Reports with a lookup: 10 minutes of a hundred requests per second.
+RING_REPORTS: Final = 65_536
 
 # Decode steps whose batches are reported one by one: with a heartbeat each second, all of them from
 # 8 ms a step on.
@@ -159,3 +163,52 @@ class Prefill:
     def document(self) -> dict[str, Any]:
         """Returns the cumulative counts, as in `/v1/capabilities`."""
         return {"tokens": self.tokens, "seconds": round(self.seconds, 6)}
+
+
+class PrefixCounts(NamedTuple):
+    """Prompt tokens since the engine started."""
+
+    queries: int  # looked up
+    hits: int  # found
+
+
+class PrefixCache:
+    """The counts now, and as they were at a moment of the recent past.
+
+    A sequence that was preempted and computes its tokens again is not counted: what it finds are
+    its own blocks, not those of an earlier prompt. vLLM's own metrics leave it out, too.
+    """
+
+    def __init__(self, capacity: int = RING_REPORTS) -> None:
+        self._capacity = capacity
+        self._ends = array("d")  # times of the reports, ascending
+        # The counts before each of these reports.
+        self._queries = array("Q")
+        self._hits = array("Q")
+        self.now = PrefixCounts(0, 0)
+        self._complete = True  # no report was dropped
+
+    def record(self, at_s: float, queries: int, hits: int) -> None:
+        """Adds the lookups of a report. Amortised O(1)."""
+        _append_ascending(self._ends, at_s)
+        self._queries.append(self.now.queries)
+        self._hits.append(self.now.hits)
+        self.now = PrefixCounts(self.now.queries + queries, self.now.hits + hits)
+        if len(self._ends) >= 2 * self._capacity:
+            # Halved at times instead of shifted at each report.
+            for column in (self._ends, self._queries, self._hits):
+                del column[: -self._capacity]
+            self._complete = False
+
+    def before(self, at_s: float) -> PrefixCounts | None:
+        """Returns the counts of all reports before `at_s`; None if that is too long ago."""
+        first = bisect_left(self._ends, at_s)
+        if not first and not self._complete:
+            return None
+        if first == len(self._ends):
+            return self.now
+        return PrefixCounts(self._queries[first], self._hits[first])
+
+    def document(self) -> dict[str, int]:
+        """Returns the counts, as in `/v1/capabilities`."""
+        return {"queries_total": self.now.queries, "hits_total": self.now.hits}

@@ -1,7 +1,4 @@
-"""The ring of engine steps, the statistics of a window, and the rate of prefill.
-
-The curve that is fitted to given points.
-"""
+"""The ring of engine steps, the statistics of a window, the rate of prefill, and cached prompts."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_plugin.speed import curve
-from vllm_plugin.speed.curve import Curve, fit
-from vllm_plugin.speed.steps import PREFILL_STEPS, BatchStatistics, Prefill, StepRing
+from vllm_plugin.state.steps import PREFILL_STEPS, BatchStatistics, Prefill, PrefixCache, StepRing
 
 
 def ring_of(*batches: int, capacity: int = 1000) -> StepRing:
@@ -158,48 +153,36 @@ def test_window_agrees_with_a_plain_list(
         assert found.mean == pytest.approx(sum(expected) / len(expected))
 
 
-@pytest.mark.parametrize(
-    "true",
-    [Curve(3.1, 0.4, 0.8), Curve(0.0, 2.0, 0.5), Curve(7.0, 0.1, 1.0), Curve(1.0, 1.0, 0.1)],
-)
-def test_exact_points_recover_the_curve(true: Curve) -> None:
-    sizes = (1, 2, 4, 8, 16)
-    found = fit({b: true.seconds(b) for b in sizes}, dict.fromkeys(sizes, 10))
-    assert found.t0_s == pytest.approx(true.t0_s, abs=0.03)
-    assert found.c_s == pytest.approx(true.c_s, abs=0.03)
-    assert found.alpha == pytest.approx(true.alpha, abs=0.01)
+def test_lookups_keep_their_order_when_the_clock_is_set_back() -> None:
+    cache = PrefixCache()
+    cache.record(10.0, 100, 0)
+    cache.record(5.0, 50, 32)
+    assert cache.before(9.9) == (0, 0)
+    assert cache.before(10.1) == (150, 32)
 
 
-def test_two_points_give_a_line() -> None:
-    found = fit({2: 3.0, 4: 4.0}, {2: 1, 4: 100}, alpha=1.0)
-    assert found.t0_s == pytest.approx(2.0)
-    assert found.c_s == pytest.approx(0.5)
+def test_counts_of_dropped_reports_are_unknown_and_the_totals_are_not() -> None:
+    cache = PrefixCache(capacity=4)
+    for index in range(1, 101):
+        cache.record(float(index), 10, 1)
+    assert cache.before(1.0) is None
+    assert cache.before(99.0) == (980, 98)
+    assert cache.now == (1000, 100)
 
 
-def test_times_that_fall_with_the_batch_give_a_constant() -> None:
-    found = fit({1: 4.0, 8: 2.0}, {1: 1, 8: 1}, alpha=1.0)
-    assert found.c_s == 0.0
-    assert 2.0 <= found.t0_s <= 4.0
-
-
-def test_times_that_grow_faster_than_the_batch_give_no_fixed_part() -> None:
-    found = fit({1: 1.0, 8: 64.0}, {1: 1, 8: 1}, alpha=1.0)
-    assert found.t0_s == 0.0
-    assert found.c_s > 1.0
-
-
-def test_points_with_larger_weights_dominate() -> None:
-    found = fit({1: 1.0, 2: 9.0, 3: 1.0}, {1: 100, 2: 1, 3: 100}, alpha=1.0)
-    assert found.seconds(2) == pytest.approx(1.0, rel=0.1)
-
-
-def test_many_sizes_are_merged_into_few_points() -> None:
-    sizes = range(1, 4097)
-    points = curve._points(dict.fromkeys(sizes, 1.0), dict.fromkeys(sizes, 1))
-    assert len(points) <= 120
-    assert sum(point.weight for point in points) == 4096
-    assert points[0].log_b == 0.0
-
-
-def test_empty_batch_takes_the_fixed_part() -> None:
-    assert Curve(2.0, 1.0, 0.5).seconds(0) == 2.0
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 9), st.integers(0, 9)), max_size=40))
+def test_counts_agree_with_a_plain_list(reports: list[tuple[float, int, int]]) -> None:
+    cache, now_s = PrefixCache(capacity=8), 100.0
+    plain: list[tuple[float, int, int]] = []
+    for pause_s, queries, hits in reports:
+        now_s += pause_s
+        cache.record(now_s, queries, hits)
+        plain.append((now_s, queries, hits))
+    for at_s in (0.0, *(at_s for at_s, _, _ in plain), now_s + 1):
+        found = cache.before(at_s)
+        earlier = [entry for entry in plain if entry[0] < at_s]
+        if found is None:
+            assert len(plain) > 8, "nothing was dropped"
+        else:
+            assert found == (sum(q for _, q, _ in earlier), sum(h for _, _, h in earlier))
+    assert cache.before(now_s + 1) == pytest.approx(cache.now)

@@ -11,16 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz import examples
-from vllm_plugin.speed import step_time
-from vllm_plugin.speed.step_time import StepSamples, StepTime
+from vllm_plugin.state import step_time
+from vllm_plugin.state.step_time import Curve, StepSamples, StepTime, fit_curve
 
-Curve = tuple[float, float, float]  # t0 and c in ms, alpha
+Constants = tuple[float, float, float]  # t0 and c in ms, alpha
 
-MODEST: Curve = (3.1, 0.4, 0.8)
-CURVES: list[Curve] = [MODEST, (5.0, 0.5, 0.9), (2.0, 2.0, 0.7), (10.0, 1.0, 1.0), (20.0, 5.0, 0.8)]
+MODEST: Constants = (3.1, 0.4, 0.8)
+CURVES: list[Constants] = [
+    MODEST,
+    (5.0, 0.5, 0.9),
+    (2.0, 2.0, 0.7),
+    (10.0, 1.0, 1.0),
+    (20.0, 5.0, 0.8),
+]
 
 
-def true_ms(curve: Curve, batch: float) -> float:
+def true_ms(curve: Constants, batch: float) -> float:
     t0, c, alpha = curve
     return float(t0 + c * batch**alpha)
 
@@ -28,7 +34,7 @@ def true_ms(curve: Curve, batch: float) -> float:
 class Machine:
     """A shared machine: steps have 10 % noise, and 2 % of them take 10 to 100 times as long."""
 
-    def __init__(self, curve: Curve, seed: int, slots: int = 64) -> None:
+    def __init__(self, curve: Constants, seed: int, slots: int = 64) -> None:
         self.curve = curve
         self.random = random.Random(seed)
         self.samples = StepSamples(slots)
@@ -62,7 +68,7 @@ class Machine:
 @pytest.mark.parametrize("largest", [32, 64])
 @pytest.mark.parametrize("curve", CURVES)
 def test_known_constants_are_recovered_from_noisy_steps(
-    curve: Curve, largest: int, seed: int
+    curve: Constants, largest: int, seed: int
 ) -> None:
     machine = Machine(curve, seed)
     machine.run(6000, largest)
@@ -281,3 +287,50 @@ def test_new_samples_since_the_last_fit_are_flagged() -> None:
     assert samples.fresh
     samples.fit()
     assert not samples.fresh
+
+
+@pytest.mark.parametrize(
+    "true",
+    [Curve(3.1, 0.4, 0.8), Curve(0.0, 2.0, 0.5), Curve(7.0, 0.1, 1.0), Curve(1.0, 1.0, 0.1)],
+)
+def test_exact_points_recover_the_curve(true: Curve) -> None:
+    sizes = (1, 2, 4, 8, 16)
+    found = fit_curve({b: true.seconds(b) for b in sizes}, dict.fromkeys(sizes, 10))
+    assert found.t0_s == pytest.approx(true.t0_s, abs=0.03)
+    assert found.c_s == pytest.approx(true.c_s, abs=0.03)
+    assert found.alpha == pytest.approx(true.alpha, abs=0.01)
+
+
+def test_two_points_give_a_line() -> None:
+    found = fit_curve({2: 3.0, 4: 4.0}, {2: 1, 4: 100}, alpha=1.0)
+    assert found.t0_s == pytest.approx(2.0)
+    assert found.c_s == pytest.approx(0.5)
+
+
+def test_times_that_fall_with_the_batch_give_a_constant() -> None:
+    found = fit_curve({1: 4.0, 8: 2.0}, {1: 1, 8: 1}, alpha=1.0)
+    assert found.c_s == 0.0
+    assert 2.0 <= found.t0_s <= 4.0
+
+
+def test_times_that_grow_faster_than_the_batch_give_no_fixed_part() -> None:
+    found = fit_curve({1: 1.0, 8: 64.0}, {1: 1, 8: 1}, alpha=1.0)
+    assert found.t0_s == 0.0
+    assert found.c_s > 1.0
+
+
+def test_points_with_larger_weights_dominate() -> None:
+    found = fit_curve({1: 1.0, 2: 9.0, 3: 1.0}, {1: 100, 2: 1, 3: 100}, alpha=1.0)
+    assert found.seconds(2) == pytest.approx(1.0, rel=0.1)
+
+
+def test_many_sizes_are_merged_into_few_points() -> None:
+    sizes = range(1, 4097)
+    points = step_time._points(dict.fromkeys(sizes, 1.0), dict.fromkeys(sizes, 1))
+    assert len(points) <= 120
+    assert sum(point.weight for point in points) == 4096
+    assert points[0].log_b == 0.0
+
+
+def test_empty_batch_takes_the_fixed_part() -> None:
+    assert Curve(2.0, 1.0, 0.5).seconds(0) == 2.0

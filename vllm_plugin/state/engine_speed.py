@@ -5,18 +5,41 @@ Pure: every time is passed in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from vllm_plugin.contracts.token_time import TokenTimes
-from vllm_plugin.speed.lora import NO_LORA, LoraUse
-from vllm_plugin.speed.step_time import StepSamples, StepTime
-from vllm_plugin.speed.steps import Prefill, StepRing
+from vllm_plugin.state.step_time import StepSamples, StepTime
+from vllm_plugin.state.steps import Prefill, StepRing
 
 # A fit takes up to 2 ms of the event loop, and is reported no more often; in ten times that while
 # the batch grows beyond what the engine was seen with.
 FIT_EVERY_S: Final = 1.0
 FIT_GROWING_EVERY_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LoraUse:
+    """The LoRA adapters of requests in the scheduler, sorted: of those that run, and that wait."""
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
+NO_LORA: Final = LoraUse()
+
+
+def lora_use_of(scheduler_stats: Any) -> LoraUse:
+    """Reads vLLM's counts of requests by adapter. One with requests of one kind is in both."""
+    running, waiting = scheduler_stats.running_lora_adapters, scheduler_stats.waiting_lora_adapters
+    if not running and not waiting:
+        return NO_LORA
+    return LoraUse(_in_use(running), _in_use(waiting))
+
+
+def _in_use(requests: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(sorted(name for name, count in requests.items() if count))
 
 
 class Occupancy(NamedTuple):
