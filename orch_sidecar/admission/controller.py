@@ -14,11 +14,12 @@ from orch_sidecar.admission.availability import Absence, Drain, OrderedBy, after
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.enqueuer import Enqueuer
-from orch_sidecar.admission.forecast import Forecaster, Place, Places
+from orch_sidecar.admission.forecast import Forecast, Forecaster, Place, Places
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.precedence import QueueOrder, Reclaim
 from orch_sidecar.admission.prediction.demand import DEFAULT_TOKENS
-from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
+from orch_sidecar.admission.prediction.freed_slots import FreedSlots
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus, status_of
 from orch_sidecar.admission.types import (
@@ -57,10 +58,11 @@ class AdmissionController:
         )
         self.order = QueueOrder(self.constraints)
         jitter = jitter or random.Random()  # noqa: S311 (it spreads retries, and keeps no secret)
-        self.forecaster = Forecaster(self.constraints)
+        self.freed_slots = FreedSlots(self.ledger, self.service_times)
+        self.forecaster = Forecaster(self.constraints, self.freed_slots)
         self.places = Places(self.forecaster)
         self.enqueuer = Enqueuer(self.constraints, self.forecaster, jitter)
-        self.reclaim = Reclaim(self.constraints, self.order)
+        self.reclaim = Reclaim(self.constraints, self.order, self.freed_slots)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
         self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
         self.absence = Absence()
@@ -87,6 +89,7 @@ class AdmissionController:
         ledger.foreign_interactive = report.foreign_interactive
         self.constraints.reported(report, now)
         service_times.reported(report, self.constraints.reserve.step_time, now)
+        self.freed_slots.invalidate()
         if self.unavailable is not None:
             self.unavailable = None
             self.absence.ended(now)
@@ -220,7 +223,7 @@ class AdmissionController:
             self.learn()
         if not self.queues.depth:
             return []
-        self.service_times.invalidate()
+        self.freed_slots.invalidate()
         return self.dispatch(now)
 
     def learn(self) -> None:

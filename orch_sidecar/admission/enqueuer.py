@@ -12,10 +12,9 @@ from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.forecast import Forecaster
+from orch_sidecar.admission.forecast import Forecaster, Start
 from orch_sidecar.admission.prediction.freed_slots import MAX_RETRY_MS, MIN_RETRY_MS
 from orch_sidecar.admission.prediction.prompts import MAX_SHORTER_FACTOR, ShorterPrompts
-from orch_sidecar.admission.prediction.service_time import Start
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import (

@@ -18,12 +18,13 @@ from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS
 from orch_sidecar.admission.prediction.freed_slots import (
     MIN_WINDOW_S,
     WINDOW_S,
+    FreedSlots,
     LentSlots,
     ReleaseRates,
     Schedule,
     SlotAverage,
 )
-from orch_sidecar.admission.prediction.service_time import Forecast, Start, output_of
+from orch_sidecar.admission.prediction.service_time import output_of
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 
@@ -37,10 +38,30 @@ _MAX_AGE_S_PER_REQUEST: Final = 1e-4
 _MAX_PLACES: Final = 16_384
 
 
+class Forecast(NamedTuple):
+    """Milliseconds from now to a request's slot, to its first token and to its end."""
+
+    start_ms: float
+    first_token_ms: float
+    end_ms: float
+
+
+class Start(NamedTuple):
+    """Seconds until a request has its slots, and until its first token if that is known."""
+
+    slots_s: float
+    first_token_s: float | None
+
+    @property
+    def ms(self) -> int:
+        return round(1000 * self.slots_s)
+
+
 class Forecaster:
     """Predicts the waits and ends of one engine's requests."""
 
-    def __init__(self, constraints: AdmissionConstraints) -> None:
+    def __init__(self, constraints: AdmissionConstraints, freed_slots: FreedSlots) -> None:
+        self._freed_slots = freed_slots
         self._service_times = constraints.service_times
         self.release_rates = ReleaseRates()
         self._bulk_slots = SlotAverage()
@@ -62,7 +83,7 @@ class Forecaster:
                 free = 0
             if blocked_by.scope is Scope.CLASS and not is_bulk:
                 only = INTERACTIVE  # only the ends of such requests let it in
-        schedule = self._service_times.schedule(now, free, only)
+        schedule = self._freed_slots.schedule(now, free, only)
         if schedule is None:
             return None
         if room < 0:  # others have taken some of the slots, or the engine has fewer than it had
@@ -106,7 +127,7 @@ class Forecaster:
         if sequences > 0:
             share = min(1.0, tokens / line.tokens)
             prompts, output = share * line.prompt_work, output_of(share * line.prompt_work, tokens)
-            self._service_times.fill(schedule, prompts, output, sequences)
+            self._freed_slots.fill(schedule, prompts, output, sequences)
             ahead.sequences += sequences
             ahead.prompt_tokens += prompts
             ahead.output_tokens += output
@@ -124,15 +145,15 @@ class Forecaster:
             return
         if ahead.passed:
             self._place_passed(schedule, ahead)
-        self._service_times.place(schedule, request)
+        self._freed_slots.place(schedule, request)
 
     def _place_passed(self, schedule: Schedule, ahead: Ahead) -> None:
         """Places the requests that others pass only until the next slot comes free."""
         while ahead.passed:
-            next_s = self._service_times.start_s(schedule, 1)
+            next_s = self._freed_slots.start_s(schedule, 1)
             if next_s is None or ahead.passed[0][0] > next_s:
                 return
-            self._service_times.place(schedule, ahead.passed.pop(0)[1])
+            self._freed_slots.place(schedule, ahead.passed.pop(0)[1])
 
     def start(
         self,
@@ -159,7 +180,7 @@ class Forecaster:
         if lent:
             slots_s = lent.start_s(request.cost, self.queues.ahead(request).sequences)
         else:
-            slots_s = times.start_s(schedule, request.cost)
+            slots_s = self._freed_slots.start_s(schedule, request.cost)
         if slots_s is None:
             return None
         blocked_s = self._constraints.starts_behind(ahead, request, now)
@@ -187,7 +208,10 @@ class Forecaster:
         if average is None or not token_s or not pace.service_s or not reserve.has_traffic(now):
             return None
         guaranteed = reserve.rules.bulk_share / reserve.sidecars * ledger.slots_total
-        schedule, recent_average = times.schedule(now, 0, BULK), max(average, guaranteed)
+        schedule, recent_average = (
+            self._freed_slots.schedule(now, 0, BULK),
+            max(average, guaranteed),
+        )
         if schedule is None or recent_average * WINDOW_S < MIN_WINDOW_S:
             return None
         return LentSlots(schedule, recent_average, pace.token_s / token_s, pace.service_s, cost)
@@ -204,7 +228,7 @@ class Forecaster:
 
         `blocked_by`: what the head of the queue waits for.
         """
-        times, is_bulk, ahead = self._service_times, service_class is BULK, Ahead()
+        freed, is_bulk, ahead = self._freed_slots, service_class is BULK, Ahead()
         lent = self._lent_slots(1, now) if is_bulk else None
         if lent:
             schedule: Schedule | None = lent.schedule
@@ -217,7 +241,7 @@ class Forecaster:
                 aside_s = self._constraints.starts_behind(ahead, queued.request, now)
                 aside_s = _clear_s(aside_s, queued.request, group.constraint, now)
                 if aside_s is not None and schedule is not None:
-                    slots_s = times.start_s(schedule, queued.request.cost)
+                    slots_s = freed.start_s(schedule, queued.request.cost)
                     if not is_bulk:
                         self._place(schedule, queued.request, ahead, aside_s)
                     aside_s = None if slots_s is None else max(aside_s, slots_s)
@@ -238,7 +262,7 @@ class Forecaster:
             if number < _MAX_PREDICTED_REQUESTS:
                 cost = request.cost
                 self._place_passed(schedule, ahead)
-                slots_s = lent.start_s(cost, sequences) if lent else times.start_s(schedule, cost)
+                slots_s = lent.start_s(cost, sequences) if lent else freed.start_s(schedule, cost)
                 self._place(schedule, request, ahead, blocked_s)
                 sequences += cost
                 each_s = slots_s

@@ -31,6 +31,7 @@ from typing import Final
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
+from orch_sidecar.admission.prediction.freed_slots import FreedSlots
 from orch_sidecar.admission.queues import Group
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -208,13 +209,16 @@ class QueueOrder:
 class Reclaim:
     """Chooses bulk and idle requests to abort, and accounts for what that costs."""
 
-    def __init__(self, constraints: AdmissionConstraints, order: QueueOrder) -> None:
+    def __init__(
+        self, constraints: AdmissionConstraints, order: QueueOrder, freed_slots: FreedSlots
+    ) -> None:
         self.count = self.cut = 0  # bulk requests, and idle ones, since the start
         # Whether the client of a lease has seen nothing of its response; set by the owner.
         self.is_unseen: Callable[[str], bool] = lambda _: False
         self._ledger, self._queues = constraints.ledger, constraints.queues
         self._service_times = constraints.service_times
         self._constraints, self._order = constraints, order
+        self._freed_slots = freed_slots
         self._reserve, self._offers = constraints.reserve, constraints.offers
         self._allowed = 0.0  # slot-seconds that may be lost
         self._updated_at: float | None = None
@@ -256,12 +260,12 @@ class Reclaim:
             self._in_vain_at = now
         else:
             found.closing = True
-            self._service_times.invalidate()
+            self._freed_slots.invalidate()
         return found
 
     def settle(self, lease: Lease, now: float, *, kept: bool) -> None:
         """Has the lease of `victim` aborted; `kept`: it is not, because that would not suffice."""
-        self._service_times.invalidate()
+        self._freed_slots.invalidate()
         if kept:
             lease.closing = False
             self._in_vain_at = now
@@ -300,7 +304,7 @@ class Reclaim:
             chosen.append(lease.id)
         self.cut += len(chosen)
         if chosen:
-            self._service_times.invalidate()
+            self._freed_slots.invalidate()
         return chosen
 
     def take(self) -> list[str]:

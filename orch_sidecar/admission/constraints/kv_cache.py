@@ -14,11 +14,8 @@ from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.constraint import POLL_S, Ahead, Constraint, Occupancy
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.service_time import (
-    MAX_AGE_S,
-    MAX_FRESH_LEASES,
-    ServiceTimes,
-)
+from orch_sidecar.admission.prediction.freed_slots import MAX_AGE_S, MAX_FRESH_LEASES
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, EngineReport, KvNeed
 from vllm_plugin.contracts.kv_cache import KvCache
 

@@ -17,8 +17,19 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
-from orch_sidecar.admission.types import EndedLease
-from vllm_plugin.contracts.profile import ServiceClass
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
+from orch_sidecar.admission.types import AdmissionRequest, EndedLease
+from vllm_plugin.contracts.profile import IDLE, ServiceClass
+
+# The ends of running requests are predicted again after this time or, while only few leases run,
+# after any change.
+MAX_AGE_S: Final = 0.02
+MAX_FRESH_LEASES: Final = 32
+
+# An abort takes effect after the current step, and is reported after the next one.
+ABORT_STEPS: Final = 2
+REPORT_DELAY_S: Final = 0.02
 
 # The longest and the shortest time over which slots are averaged. Interactive requests come and go
 # in waves of half a minute: a shorter average is that of a crest or of a trough.
@@ -110,6 +121,92 @@ class Schedule:
         if cost > len(self._free):
             return None
         return self._free[0] if cost == 1 else heapq.nsmallest(cost, self._free)[-1]
+
+
+class FreedSlots:
+    """When the slots of one engine come free, as its running requests end."""
+
+    def __init__(self, ledger: Ledger, times: ServiceTimes) -> None:
+        self._ledger, self._times = ledger, times
+        # By class (None: interactive and bulk): when the ends of running sequences were predicted,
+        # and the seconds of decoding to each; None: unknown.
+        self._ends: dict[ServiceClass | None, tuple[float, list[float] | None]] = {}
+        self._changed = True
+        self._grants = 0  # the ledger's count when the ends were predicted last
+
+    def invalidate(self) -> None:
+        """Has the ends predicted again: a request ended, or is about to."""
+        self._changed = True
+
+    def schedule(self, now: float, free: int, only: ServiceClass | None) -> Schedule | None:
+        """Predicts when slots come free: `free` ones now, the others as running requests end.
+
+        `only`: the class whose ends count; None: interactive and bulk ones, for which slots of idle
+        requests are free. Returns None if the ends are unknown.
+        """
+        ledger = self._ledger
+        if (
+            self._changed or ledger.grants != self._grants
+        ) and ledger.lease_count <= MAX_FRESH_LEASES:
+            self._ends.clear()
+        self._changed, self._grants = False, ledger.grants
+        predicted_at, ends = self._ends.get(only, (float("-inf"), None))
+        if now - predicted_at > MAX_AGE_S:
+            ends = self._predict_ends(now, only)
+            self._ends[only] = now, ends
+        if ends is None:
+            return None
+        running = ledger.leased - ledger.idle if only is None else ledger.of(only)
+        ended = max(0, len(ends) - running)  # since then: those expected to end first
+        return Schedule([0.0] * free + ends[ended:], self._times.prompts.unread(now))
+
+    def start_s(self, schedule: Schedule, cost: int) -> float | None:
+        """Returns the seconds until a request behind a schedule gets its slots; None: never."""
+        decoding_s = schedule.start(cost)
+        if decoding_s is None:
+            return None
+        return self._times.wall_s(decoding_s, schedule.prompt_tokens)
+
+    def fill(self, schedule: Schedule, prompt_work: float, output: float, sequences: int) -> None:
+        """Puts equal sequences behind the others, if their length is known.
+
+        `prompt_work`: the prompt tokens of their requests, times the sequences of each. `output`:
+        the expected tokens of all.
+        """
+        token_s = self._times.token_s()
+        if token_s is not None:
+            schedule.fill(sequences, self._times.slowness.factor * output * token_s / sequences)
+            schedule.prompt_tokens += prompt_work
+
+    def place(self, schedule: Schedule, request: AdmissionRequest) -> None:
+        """Puts a request behind the others, if its length is known."""
+        token_s = self._times.token_s()
+        tokens = self._times.lengths.expected(request.service_class, request.max_tokens)
+        if token_s is not None and tokens is not None:
+            schedule.place(request.cost, self._times.slowness.factor * tokens * token_s)
+            schedule.prompt_tokens += request.prompt_tokens
+
+    def _predict_ends(self, now: float, only: ServiceClass | None) -> list[float] | None:
+        ends: list[float] = []
+        for lease in self._ledger.all():
+            request = lease.request
+            if request is None or (only is not None and request.service_class is not only):
+                continue
+            if only is None and request.service_class is IDLE:
+                continue
+            if lease.closing:
+                remaining_s = self._confirmed_in_s()
+            else:
+                remaining_s = self._times.decoding_s(lease, request, now)
+            if remaining_s is None:
+                return None
+            ends += [remaining_s] * request.cost
+        return sorted(ends)
+
+    def _confirmed_in_s(self) -> float | None:
+        """Returns the seconds until the engine confirms the end of an aborted request."""
+        step_s = self._times.step_s(0)
+        return None if step_s is None else ABORT_STEPS * step_s + REPORT_DELAY_S
 
 
 class ReleaseRate:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from orch_sidecar.admission.prediction.freed_slots import (
     DEFAULT_RETRY_MS,
+    MAX_AGE_S,
+    MAX_FRESH_LEASES,
     MAX_RETRY_MS,
     MIN_RETRY_MS,
     MIN_WINDOW_S,
@@ -19,6 +21,9 @@ from orch_sidecar.admission.prediction.freed_slots import (
     Schedule,
     SlotAverage,
 )
+from tests.orch_sidecar.admission.examples import INTERACTIVE, bulk, interactive
+from tests.orch_sidecar.admission.prediction.leased import LeasedServiceTimes, service_times_of
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 def test_a_request_of_several_sequences_waits_for_the_last_of_its_slots() -> None:
@@ -252,3 +257,96 @@ def test_missing_slots_come_free_in_the_time_for_which_one_is_lent(
 
 def test_request_of_more_sequences_than_slots_has_no_start() -> None:
     assert lent([1.0, 2.0], 2.0).start_s(3, 0) is None
+
+
+# Ends of running requests
+
+
+def schedule_of(
+    service_times: LeasedServiceTimes,
+    *,
+    now: float = 0.0,
+    free: int = 0,
+    only: ServiceClass | None = None,
+) -> Schedule:
+    schedule = service_times.freed.schedule(now, free, only)
+    assert schedule is not None
+    return schedule
+
+
+def start(schedule: Schedule, cost: int = 1) -> float:
+    at = schedule.start(cost)
+    assert at is not None
+    return at
+
+
+def test_a_free_slot_is_had_at_once() -> None:
+    assert start(schedule_of(service_times_of(), free=1)) == 0
+
+
+def test_a_taken_slot_is_had_when_its_request_should_end() -> None:
+    service_times = service_times_of()
+    service_times.run("a", bulk(max_tokens=100))
+    service_times.run("b", bulk(2, max_tokens=50))
+    schedule = schedule_of(service_times)
+    assert [start(schedule, cost) for cost in (1, 2, 3)] == pytest.approx([1.0, 1.0, 2.0])
+
+
+def test_only_ends_of_the_class_count_for_requests_that_wait_for_it() -> None:
+    service_times = service_times_of()
+    service_times.run("b", bulk(max_tokens=10))
+    service_times.run("i", interactive(max_tokens=100))
+    assert start(schedule_of(service_times)) == pytest.approx(0.2)
+    assert start(schedule_of(service_times, only=INTERACTIVE)) == pytest.approx(2.0)
+    assert len(schedule_of(service_times, only=INTERACTIVE)) == 1
+    assert start(schedule_of(service_times)) == pytest.approx(0.2), "another plan again"
+
+
+def test_a_run_of_unknown_length_is_no_trouble_to_the_other_class() -> None:
+    service_times = service_times_of()
+    service_times.run("b", bulk())
+    service_times.run("i", interactive(max_tokens=100))
+    assert start(schedule_of(service_times, only=INTERACTIVE)) == pytest.approx(2.0)
+
+
+def test_a_placed_request_is_ahead_of_the_next() -> None:
+    schedule = schedule_of(service_times_of(), free=1)
+    service_times = service_times_of()
+    service_times.freed.place(schedule, interactive(prompt_tokens=500, max_tokens=100))
+    assert start(schedule) == pytest.approx(2.0), "of decoding"
+    assert service_times.freed.start_s(schedule, 1) == pytest.approx(2.5), "and its prompt"
+
+
+def test_ends_are_predicted_again_after_a_change() -> None:
+    service_times = service_times_of()
+    service_times.run("a", bulk(max_tokens=100))
+    assert start(schedule_of(service_times)) == pytest.approx(2.0)
+    service_times.run("b", bulk(max_tokens=50))
+    assert start(schedule_of(service_times)) == pytest.approx(1.0)
+    [first, _] = service_times.ledger.all()
+    first.closing = True
+    assert start(schedule_of(service_times)) == pytest.approx(1.0), "nothing was invalidated"
+    service_times.freed.invalidate()
+    assert start(schedule_of(service_times)) < 0.5
+
+
+def test_with_many_running_ends_are_predicted_again_after_a_while() -> None:
+    service_times = service_times_of(100)
+    for number in range(MAX_FRESH_LEASES + 1):
+        service_times.run(f"{number}", bulk(max_tokens=100 + number))
+    first_s = start(schedule_of(service_times))
+    service_times.end("0")
+    service_times.freed.invalidate()
+    assert len(schedule_of(service_times, free=1)) == MAX_FRESH_LEASES + 1, (
+        "the slot is counted once"
+    )
+    assert start(schedule_of(service_times, now=MAX_AGE_S / 2)) > first_s, "the first has ended"
+    assert start(schedule_of(service_times, now=2 * MAX_AGE_S)) == pytest.approx(
+        first_s * 101 / 100 - 2 * MAX_AGE_S
+    )
+
+
+def test_a_run_of_unknown_length_leaves_all_unknown() -> None:
+    service_times = service_times_of()
+    service_times.run("a", bulk())
+    assert service_times.freed.schedule(0.0, 3, None) is None

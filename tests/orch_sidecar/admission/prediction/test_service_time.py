@@ -1,50 +1,24 @@
-"""How long requests take, and when queued ones start."""
+"""How long requests take, and how many tokens they generate."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.freed_slots import Schedule
 from orch_sidecar.admission.prediction.service_time import (
-    MAX_AGE_S,
     MAX_FACTOR,
-    MAX_FRESH_LEASES,
+    MAX_SAMPLES,
     MIN_FACTOR,
+    OutputLengths,
     ServiceTimes,
     Slowness,
 )
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
-from tests.orch_sidecar.admission.examples import INTERACTIVE, STEP_TIME, bulk, interactive
-from vllm_plugin.contracts.profile import ServiceClass
-
-
-class LeasedServiceTimes(ServiceTimes):
-    """Service times of an engine whose batch stays the same, however much of it is leased."""
-
-    def __init__(self, batch: int = 10) -> None:
-        self.ledger = Ledger()
-        self.ledger.foreign = batch
-        super().__init__(self.ledger)
-
-    def run(self, lease_id: str, request: AdmissionRequest) -> None:
-        self.ledger.grant(lease_id, request, 0.0)
-        self.ledger.foreign -= request.cost
-
-    def end(self, lease_id: str) -> None:
-        lease = self.ledger.release(lease_id, 0.0)
-        assert lease is not None
-        self.ledger.foreign += lease.cost
-
-
-def service_times_of(batch: int = 10) -> LeasedServiceTimes:
-    """Steps of 10 ms + 1 ms for each sequence, and 1000 tokens of prompts per second."""
-    service_times = LeasedServiceTimes(batch)
-    report = EngineReport("e", 2 * batch, prefill_tokens_per_s=1000.0)
-    service_times.reported(report, STEP_TIME, 0.0)
-    return service_times
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, STEP_TIME, interactive
+from tests.orch_sidecar.admission.prediction.leased import LeasedServiceTimes, service_times_of
 
 
 def complete(
@@ -55,24 +29,6 @@ def complete(
     service_times.learn([(lease, request.cost * output_tokens, True, now)])
 
 
-def schedule_of(
-    service_times: ServiceTimes,
-    *,
-    now: float = 0.0,
-    free: int = 0,
-    only: ServiceClass | None = None,
-) -> Schedule:
-    schedule = service_times.schedule(now, free, only)
-    assert schedule is not None
-    return schedule
-
-
-def start(schedule: Schedule, cost: int = 1) -> float:
-    at = schedule.start(cost)
-    assert at is not None
-    return at
-
-
 def test_without_a_step_time_nothing_is_known() -> None:
     service_times = LeasedServiceTimes()
     request = interactive(max_tokens=100)
@@ -81,7 +37,7 @@ def test_without_a_step_time_nothing_is_known() -> None:
     service_times.run("a", request)
     [lease] = service_times.ledger.all()
     assert service_times.remaining_s(lease, request, 1.0) is None
-    assert service_times.schedule(0.0, 1, None) is None
+    assert service_times.freed.schedule(0.0, 1, None) is None
 
 
 def test_first_token_comes_after_the_prompt_and_a_step_with_it() -> None:
@@ -165,72 +121,6 @@ def test_once_much_is_known_one_answer_in_five_milliseconds_is_enough() -> None:
     assert lengths.expected(INTERACTIVE, None) == pytest.approx(500.0)
 
 
-def test_a_free_slot_is_had_at_once() -> None:
-    assert start(schedule_of(service_times_of(), free=1)) == 0
-
-
-def test_a_taken_slot_is_had_when_its_request_should_end() -> None:
-    service_times = service_times_of()
-    service_times.run("a", bulk(max_tokens=100))
-    service_times.run("b", bulk(2, max_tokens=50))
-    schedule = schedule_of(service_times)
-    assert [start(schedule, cost) for cost in (1, 2, 3)] == pytest.approx([1.0, 1.0, 2.0])
-
-
-def test_only_ends_of_the_class_count_for_requests_that_wait_for_it() -> None:
-    service_times = service_times_of()
-    service_times.run("b", bulk(max_tokens=10))
-    service_times.run("i", interactive(max_tokens=100))
-    assert start(schedule_of(service_times)) == pytest.approx(0.2)
-    assert start(schedule_of(service_times, only=INTERACTIVE)) == pytest.approx(2.0)
-    assert len(schedule_of(service_times, only=INTERACTIVE)) == 1
-    assert start(schedule_of(service_times)) == pytest.approx(0.2), "another plan again"
-
-
-def test_a_run_of_unknown_length_is_no_trouble_to_the_other_class() -> None:
-    service_times = service_times_of()
-    service_times.run("b", bulk())
-    service_times.run("i", interactive(max_tokens=100))
-    assert start(schedule_of(service_times, only=INTERACTIVE)) == pytest.approx(2.0)
-
-
-def test_a_placed_request_is_ahead_of_the_next() -> None:
-    schedule = schedule_of(service_times_of(), free=1)
-    service_times = service_times_of()
-    service_times.place(schedule, interactive(prompt_tokens=500, max_tokens=100))
-    assert start(schedule) == pytest.approx(2.0), "of decoding"
-    assert service_times.start_s(schedule, 1) == pytest.approx(2.5), "and its prompt"
-
-
-def test_ends_are_predicted_again_after_a_change() -> None:
-    service_times = service_times_of()
-    service_times.run("a", bulk(max_tokens=100))
-    assert start(schedule_of(service_times)) == pytest.approx(2.0)
-    service_times.run("b", bulk(max_tokens=50))
-    assert start(schedule_of(service_times)) == pytest.approx(1.0)
-    [first, _] = service_times.ledger.all()
-    first.closing = True
-    assert start(schedule_of(service_times)) == pytest.approx(1.0), "nothing was invalidated"
-    service_times.invalidate()
-    assert start(schedule_of(service_times)) < 0.5
-
-
-def test_with_many_running_ends_are_predicted_again_after_a_while() -> None:
-    service_times = service_times_of(100)
-    for number in range(MAX_FRESH_LEASES + 1):
-        service_times.run(f"{number}", bulk(max_tokens=100 + number))
-    first_s = start(schedule_of(service_times))
-    service_times.end("0")
-    service_times.invalidate()
-    assert len(schedule_of(service_times, free=1)) == MAX_FRESH_LEASES + 1, (
-        "the slot is counted once"
-    )
-    assert start(schedule_of(service_times, now=MAX_AGE_S / 2)) > first_s, "the first has ended"
-    assert start(schedule_of(service_times, now=2 * MAX_AGE_S)) == pytest.approx(
-        first_s * 101 / 100 - 2 * MAX_AGE_S
-    )
-
-
 # Tokens that count for a key
 
 
@@ -263,12 +153,6 @@ def test_a_request_that_was_cut_short_counts_as_what_its_time_allows() -> None:
     assert service_times.tokens_used(lease, request, None, 1e6) == 2001, "no more than its limit"
     service_times.step_time = None
     assert service_times.tokens_used(lease, request, None, 10.0) == 21
-
-
-def test_a_run_of_unknown_length_leaves_all_unknown() -> None:
-    service_times = service_times_of()
-    service_times.run("a", bulk())
-    assert service_times.schedule(0.0, 3, None) is None
 
 
 SHORT_S, LONG_S, WAIT_S = 0.1, 10.0, 0.05
@@ -307,3 +191,125 @@ def test_factor_has_bounds(took_s: float, bound: float) -> None:
     for _ in range(1000):
         slowness.learn(took_s, LONG_S)
     assert slowness.factor == bound
+
+
+def learned(*tokens: float, max_tokens: int | None = None) -> OutputLengths:
+    lengths = OutputLengths()
+    for each in tokens:
+        lengths.learn(INTERACTIVE, max_tokens, each)
+    return lengths
+
+
+def test_without_experience_a_request_generates_what_it_may() -> None:
+    assert OutputLengths().expected(BULK, 512) == 512
+    assert OutputLengths().remaining(BULK, 512, 12.0) == 500
+
+
+def test_without_experience_and_limit_nothing_is_guessed() -> None:
+    assert OutputLengths().expected(BULK, None) is None
+    assert OutputLengths().remaining(BULK, None, 12.0) is None
+
+
+def test_request_without_limit_is_expected_to_generate_the_mean() -> None:
+    assert learned(10, 20, 60).expected(INTERACTIVE, None) == 30
+
+
+def test_request_with_a_limit_is_expected_to_use_the_mean_share_of_it() -> None:
+    lengths = learned(10, 20, 60, max_tokens=100)
+    assert lengths.expected(INTERACTIVE, 100) == pytest.approx(30)
+    assert lengths.expected(INTERACTIVE, 70) == pytest.approx(21)
+
+
+def test_limits_are_alike_within_a_power_of_two() -> None:
+    lengths = learned(10, 20, 60, max_tokens=100)
+    assert lengths.expected(INTERACTIVE, 127) == pytest.approx(38.1)
+    assert lengths.expected(INTERACTIVE, 128) == 128
+
+
+def test_those_that_always_run_to_their_limit_are_known_exactly() -> None:
+    lengths = OutputLengths()
+    for limit in (64, 90, 127):
+        lengths.learn(BULK, limit, limit)
+    assert lengths.expected(BULK, 100) == 100
+    assert lengths.remaining(BULK, 100, 30.0) == 70
+
+
+def test_expectation_is_never_above_the_limit() -> None:
+    assert learned(150, 190, max_tokens=100).expected(INTERACTIVE, 64) == 64
+
+
+def test_the_other_class_and_other_limits_are_another_matter() -> None:
+    lengths = learned(10, max_tokens=100)
+    assert lengths.expected(BULK, 100) == 100
+    assert lengths.expected(INTERACTIVE, None) is None
+
+
+def test_what_is_left_is_learned_from_those_that_went_further() -> None:
+    lengths = learned(10, 20, 60, 100, max_tokens=100)
+    assert lengths.remaining(INTERACTIVE, 100, 0.0) == pytest.approx(47.5)
+    assert lengths.remaining(INTERACTIVE, 100, 20.0) == pytest.approx(60)
+    assert lengths.remaining(INTERACTIVE, 100, 60.0) == pytest.approx(40)
+
+
+def test_a_request_that_went_further_than_any_goes_on_for_a_quarter_of_that() -> None:
+    assert learned(10, 20).remaining(INTERACTIVE, None, 40.0) == 10
+    assert learned(10, 20, max_tokens=100).remaining(INTERACTIVE, 100, 40.0) == pytest.approx(10)
+
+
+def test_what_is_left_never_goes_beyond_the_limit_and_is_a_token_at_least() -> None:
+    lengths = learned(20, max_tokens=100)
+    assert lengths.remaining(INTERACTIVE, 100, 96.0) == pytest.approx(4)
+    assert lengths.remaining(INTERACTIVE, 100, 100.0) == 1
+    assert lengths.remaining(INTERACTIVE, 100, 130.0) == 1
+
+
+def test_a_limit_of_nothing_is_no_trouble() -> None:
+    lengths = learned(0, max_tokens=0)
+    assert lengths.expected(INTERACTIVE, 0) == 0
+    assert lengths.remaining(INTERACTIVE, 0, 0.0) == 1
+
+
+def test_only_the_most_recent_answers_count() -> None:
+    lengths = learned(*[1000.0] * MAX_SAMPLES)
+    for _ in range(MAX_SAMPLES):
+        lengths.learn(INTERACTIVE, None, 10.0)
+    assert lengths.expected(INTERACTIVE, None) == 10
+    assert lengths.remaining(INTERACTIVE, None, 5.0) == 5
+
+
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=2 * MAX_SAMPLES),
+    st.floats(0, 6000),
+    st.integers(1, 9),
+)
+def test_what_is_left_is_the_mean_residual_life_of_the_recent_answers(
+    tokens: list[int], produced: float, every: int
+) -> None:
+    lengths = OutputLengths()
+    for number, count in enumerate(tokens):
+        lengths.learn(BULK, None, count)
+        if number % every == 0:
+            lengths.remaining(BULK, None, produced)  # asking between changes nothing
+    longer = [each for each in tokens[-MAX_SAMPLES:] if each > produced]
+    expected = sum(longer) / len(longer) - produced if longer else produced / 4
+    left = lengths.remaining(BULK, None, produced)
+    assert left is not None
+    assert abs(left - max(1.0, expected)) < 1e-6
+
+
+@given(
+    samples=st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=400),
+    produced=st.floats(0.0, 25.0),
+)
+def test_what_was_asked_before_changes_no_prediction(
+    samples: list[tuple[int, bool]], produced: float
+) -> None:
+    asked, recent = OutputLengths(), [float(tokens) for tokens, _ in samples][-MAX_SAMPLES:]
+    for tokens, asks in samples:
+        asked.learn(INTERACTIVE, None, tokens)
+        if asks:
+            asked.remaining(INTERACTIVE, None, produced)
+    alone = learned(*recent)
+    assert asked.remaining(INTERACTIVE, None, produced) == alone.remaining(
+        INTERACTIVE, None, produced
+    )
