@@ -19,9 +19,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.api_server.admin_calls import AdminCallMiddleware, set_within, watch_readiness
-from vllm_plugin.api_server.errors import refusal
-from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
-from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR, SidecarMiddleware
+from vllm_plugin.api_server.lease_middleware import (
+    FROM_SIDECAR,
+    LeaseMiddleware,
+    SidecarMiddleware,
+    refusal,
+)
 from vllm_plugin.api_server.statements_endpoint import StatementsEndpoint
 from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.lease_protocol import (

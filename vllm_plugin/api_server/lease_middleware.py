@@ -1,4 +1,7 @@
-"""Tracks which generating requests are in the engine, as ASGI middleware."""
+"""Tracks which generating requests are in the engine, and refuses others, as ASGI middleware.
+
+`SidecarMiddleware` comes first: it decides once for each request whether a sidecar sent it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,12 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vllm_plugin.api_server.errors import refusal
 from vllm_plugin.api_server.routes import generates, route_path
-from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR
 from vllm_plugin.contracts.lease_protocol import (
     ADAPTER_HEADER,
     ENGINE_GONE,
@@ -22,7 +24,12 @@ from vllm_plugin.contracts.lease_protocol import (
     parse_lease,
 )
 from vllm_plugin.contracts.profile import ServiceClass
-from vllm_plugin.contracts.senders import EngineKeys, Unleased
+from vllm_plugin.contracts.senders import (
+    SIDECAR_KEY_HEADER,
+    EngineKeys,
+    SidecarKeys,
+    Unleased,
+)
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
 
@@ -44,6 +51,27 @@ CLASS_HEADER: Final = b"x-orch-class"
 _ADAPTER_HEADER: Final = ADAPTER_HEADER.lower().encode()
 TRACE_HEADER: Final = b"traceparent"
 AUTHORIZATION: Final = b"authorization"
+
+# The key of a request's scope; true: a sidecar of this engine sent it.
+FROM_SIDECAR: Final = "orch_from_sidecar"
+
+RETRY_AFTER_S: Final = 1  # the smallest value of `Retry-After`
+
+
+class SidecarMiddleware:
+    """Marks the requests that sidecars send, and removes their key: nothing behind this sees it."""
+
+    def __init__(self, app: ASGIApp, keys: SidecarKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            scope[FROM_SIDECAR] = self._keys.know(scope)
+            scope["headers"] = [
+                field for field in scope["headers"] if field[0] != SIDECAR_KEY_HEADER
+            ]
+        await self._app(scope, receive, send)
 
 
 class LeaseMiddleware:
@@ -195,6 +223,15 @@ _REJECTIONS: Final[Mapping[Rejected, tuple[int, str, str]]] = {
         "this X-Orch-Lease is for more sequences than the engine has slots",
     ),
 }
+
+
+def refusal(status: int, kind: str, message: str, *, retriable: bool = False) -> JSONResponse:
+    """Returns an error as vLLM formats them. `retriable`: soon, or at once elsewhere."""
+    error: dict[str, Any] = {"message": message, "type": kind, "param": None, "code": status}
+    if not retriable:
+        return JSONResponse({"error": error}, status)
+    error |= {"retriable": True, "retry_after_ms": RETRY_AFTER_S * 1000}
+    return JSONResponse({"error": error}, status, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def _first(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from vllm_plugin.api_server.errors import refusal
+from vllm_plugin.api_server.lease_middleware import refusal
 from vllm_plugin.contracts.statement import NONCE, RUN, STATEMENTS_PATH
 from vllm_plugin.evidence.chains import Evidence, Forgotten, Statement, StatementRequest
 from vllm_plugin.evidence.epoch_key import load_library

@@ -10,8 +10,7 @@ from starlette.types import ASGIApp
 
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
-from vllm_plugin.api_server.lease_middleware import ABORT_TURNS, LeaseMiddleware
-from vllm_plugin.api_server.sidecar_middleware import SidecarMiddleware
+from vllm_plugin.api_server.lease_middleware import ABORT_TURNS, LeaseMiddleware, SidecarMiddleware
 from vllm_plugin.contracts.senders import SidecarKeys
 from vllm_plugin.contracts.slot_claims import Subscriber
 from vllm_plugin.state.engine_state import EngineState
