@@ -14,7 +14,7 @@ from vllm_plugin.contracts import senders
 from vllm_plugin.contracts.profile import SLOTS_ARGUMENT, Profile
 from vllm_plugin.contracts.senders import EngineKeys, Unleased
 from vllm_plugin.contracts.vllm_arguments import contradiction, option, value_of
-from vllm_plugin.enforcement import connectors, ranks, telemetry
+from vllm_plugin.enforcement import sharing, telemetry
 
 # By it the engine's workers can be asked for their attention backends.
 WORKER_EXTENSION: Final = "vllm_plugin.adapters.worker_extension.WorkerCalls"
@@ -72,7 +72,7 @@ def _unsupported(
     args: Any, profile: Profile, environ: Mapping[str, str], argv: Sequence[str]
 ) -> list[str]:
     """Returns the settings with which slots could not be enforced or reported."""
-    found = ranks.contradictions(args, environ, argv, batching=profile.batching)
+    found = sharing.rank_contradictions(args, environ, argv, batching=profile.batching)
     servers = max(
         args._api_process_count,
         _as_int(value_of(argv, "--api-server-count", "-asc")),
@@ -90,16 +90,16 @@ def _unsupported(
     if profile.batching and args.pipeline_parallel_size > 1:
         found.append(f"--pipeline-parallel-size is {args.pipeline_parallel_size!r}, {_NO_STAGES}")
     if args.kv_transfer_config is not None and (
-        objection := connectors.objection(args.kv_transfer_config)
+        objection := sharing.connector_objection(args.kv_transfer_config)
     ):
         found.append(f"--kv-transfer-config {objection}")
     if (
         args.kv_offloading_size is not None
-        and args.kv_offloading_backend not in connectors.OFFLOADING_BACKENDS
+        and args.kv_offloading_backend not in sharing.OFFLOADING_BACKENDS
     ):
         found.append(
             f"--kv-offloading-backend is {args.kv_offloading_backend!r}, must be one of "
-            f"{', '.join(sorted(connectors.OFFLOADING_BACKENDS))}"
+            f"{', '.join(sorted(sharing.OFFLOADING_BACKENDS))}"
         )
     if profile.unleased is Unleased.REFUSE and _serves(argv) and "--config" not in argv:
         # With a configuration file the server's arguments are known when it starts to listen.
@@ -206,7 +206,7 @@ def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
     slots = slots_of(config.scheduler_config)
     if objection := profile.slots.objection(slots):
         found.append(f"the engine would have {slots} slots: {SLOTS_ARGUMENT} {objection}")
-    if text := ranks.contradiction(parallel, batching=profile.batching):
+    if text := sharing.rank_contradiction(parallel, batching=profile.batching):
         found.append(text)
     if parallel._api_process_count > 1:
         found.append(f"there would be {parallel._api_process_count} API servers, must be 1")
@@ -215,7 +215,7 @@ def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
     if profile.batching and parallel.pipeline_parallel_size > 1:
         found.append(f"pipeline_parallel_size is {parallel.pipeline_parallel_size}, {_NO_STAGES}")
     transfer = config.kv_transfer_config
-    if transfer is not None and (objection := connectors.objection(transfer)):
+    if transfer is not None and (objection := sharing.connector_objection(transfer)):
         found.append(f"kv_transfer_config {objection}")
     pooler = config.model_config.pooler_config
     if pooler is not None and pooler.enable_chunked_processing:

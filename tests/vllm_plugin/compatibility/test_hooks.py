@@ -238,7 +238,7 @@ def test_names_of_spans_and_attributes_are_listed() -> None:
 def test_environment_variables_of_vllm_that_are_used_are_listed() -> None:
     used = {
         text
-        for module in ("allowlist", "enforcement/enforce", "enforcement/ranks")
+        for module in ("allowlist", "enforcement/enforce", "enforcement/sharing")
         for text in vllm_usage.strings(module)
         if text.startswith("VLLM_") and text.isidentifier()
     }

@@ -47,8 +47,7 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "config": _CONFIG,
         "scheduler_config": _SCHEDULER,
     },
-    "enforcement/connectors": {"config": _TRANSFER},
-    "enforcement/ranks": {"args": _ARGUMENTS, "parallel": _PARALLEL},
+    "enforcement/sharing": {"config": _TRANSFER, "args": _ARGUMENTS, "parallel": _PARALLEL},
     "adapters/vllm_config": {
         "vllm_config": _CONFIG,
         "engine_client": _CLIENT,
