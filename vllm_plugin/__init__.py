@@ -5,8 +5,8 @@ packages, `endpoint` serves the engine's state, `serve` runs `vllm serve`, and `
 `orch_vllm_plugin.pth` at the start of each interpreter.
 
 Dependencies point down: `api_server`, `evidence`, `adapters`, `enforcement`, `state`,
-`compatibility`, `contracts`. vLLM is imported here and in `adapters` alone. Nothing of
-`orch_sidecar` is imported, which imports `contracts` alone.
+`contracts`. vLLM is imported here and in `adapters` alone. Nothing of `orch_sidecar` is imported,
+which imports `contracts` alone.
 
 Pure: `allowlist`. A pure module imports no asyncio, HTTP library, vLLM or OpenTelemetry, and reads
 no clock.

@@ -24,7 +24,7 @@ from tests.engine.counts import check_start
 from tests.engine.receivers import GrpcReceiver
 from tests.engine.storm import metric
 from tests.patience import HANG_S
-from vllm_plugin.compatibility.vllm_names import HOOKS
+from vllm_plugin.enforcement.vllm_names import HOOKS
 
 
 def engine_log(stack: Stack) -> str:

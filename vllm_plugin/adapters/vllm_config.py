@@ -11,10 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_plugin.compatibility import hooks
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.profile import Profile
-from vllm_plugin.enforcement import enforce
+from vllm_plugin.enforcement import enforce, hooks
 from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
 from vllm_plugin.state.engine_facts import (
     Conditions,

@@ -1,7 +1,8 @@
-"""Decides with which arguments an engine may run: those of its profile, or a contradiction.
+"""Decides whether an engine may run: by its arguments, and by the release of vLLM.
 
-`enforce` is the whole decision. The others are parts of it: KV connectors, data parallelism, and
-where traces go.
+`enforce` is the whole decision on arguments: those of the profile, or a contradiction. `sharing`
+and `telemetry` are parts of it. `hooks` checks that a release has all that the plugin uses, by the
+list `vllm_names`.
 
 Pure. May import `contracts`.
 """

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm_plugin.compatibility import vllm_usage
-from vllm_plugin.compatibility.hooks import check, parse_symbols, report, symbols_below
-from vllm_plugin.compatibility.vllm_names import HOOKS, Hook
+from tests.vllm_plugin.enforcement import vllm_usage
 from vllm_plugin.contracts.profile import load, shipped
+from vllm_plugin.enforcement.hooks import check, parse_symbols, report, symbols_below
+from vllm_plugin.enforcement.vllm_names import HOOKS, Hook
 
 
 def complete(file: str) -> dict[str, list[str]]:
@@ -71,8 +71,8 @@ def test_installed_vllm_has_every_hook() -> None:
 def test_check_imports_no_vllm() -> None:
     code = (
         "import sys; from importlib.util import find_spec; from pathlib import Path\n"
-        "from vllm_plugin.compatibility.hooks import check\n"
-        "from vllm_plugin.compatibility.hooks import symbols_below\n"
+        "from vllm_plugin.enforcement.hooks import check\n"
+        "from vllm_plugin.enforcement.hooks import symbols_below\n"
         "check(symbols_below(Path('/nowhere')))\n"
         "print('vllm' in sys.modules)"
     )

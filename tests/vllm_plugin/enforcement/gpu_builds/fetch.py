@@ -1,6 +1,6 @@
 """Writes the records of releases of vLLM's GPU build, without downloading or running them.
 
-    python -m tests.vllm_plugin.compatibility.gpu_builds.fetch 0.32.0 0.33.0
+    python -m tests.vllm_plugin.enforcement.gpu_builds.fetch 0.32.0 0.33.0
 
 pip finds the wheel, with its configured index, certificates and proxy; of hundreds of megabytes
 only the zip's directory and the files of HOOKS are read. Run it on Linux x86-64, for which the
@@ -22,10 +22,10 @@ from pip._internal.commands.index import IndexCommand
 from pip._internal.models.link import Link
 from pip._internal.network.session import PipSession
 
-from tests.vllm_plugin.compatibility.gpu_builds import record
-from tests.vllm_plugin.compatibility.gpu_builds.ranges import open_ranges
-from vllm_plugin.compatibility import hooks
-from vllm_plugin.compatibility.hooks import Symbols, parse_symbols
+from tests.vllm_plugin.enforcement.gpu_builds import record
+from tests.vllm_plugin.enforcement.gpu_builds.ranges import open_ranges
+from vllm_plugin.enforcement import hooks
+from vllm_plugin.enforcement.hooks import Symbols, parse_symbols
 
 _PACKAGE: Final = "vllm"
 _UNCHANGED: Final = {"Accept-Encoding": "identity", "Cache-Control": "no-cache"}

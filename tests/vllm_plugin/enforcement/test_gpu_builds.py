@@ -7,11 +7,11 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 
-from tests.vllm_plugin.compatibility.gpu_builds import record
-from tests.vllm_plugin.compatibility.gpu_builds.ranges import open_ranges
-from vllm_plugin.compatibility import hooks
-from vllm_plugin.compatibility.hooks import parse_symbols
-from vllm_plugin.compatibility.vllm_names import HOOKS, Hook
+from tests.vllm_plugin.enforcement.gpu_builds import record
+from tests.vllm_plugin.enforcement.gpu_builds.ranges import open_ranges
+from vllm_plugin.enforcement import hooks
+from vllm_plugin.enforcement.hooks import parse_symbols
+from vllm_plugin.enforcement.vllm_names import HOOKS, Hook
 
 RELEASES = ("0.32.0", "0.33.0")
 
@@ -29,7 +29,7 @@ def test_record_answers_for_every_hook(version: str) -> None:
     found = record.read(version)
     assert found.version == version
     assert found.unrecorded() == [], (
-        f"run: python -m tests.vllm_plugin.compatibility.gpu_builds.fetch {' '.join(RELEASES)}"
+        f"run: python -m tests.vllm_plugin.enforcement.gpu_builds.fetch {' '.join(RELEASES)}"
     )
 
 

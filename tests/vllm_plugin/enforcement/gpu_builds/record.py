@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from vllm_plugin.compatibility.hooks import Symbols
-from vllm_plugin.compatibility.vllm_names import HOOKS
+from vllm_plugin.enforcement.hooks import Symbols
+from vllm_plugin.enforcement.vllm_names import HOOKS
 
 
 class Record(BaseModel):

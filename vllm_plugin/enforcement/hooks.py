@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_plugin.compatibility.vllm_names import HOOKS, Hook
+from vllm_plugin.enforcement.vllm_names import HOOKS, Hook
 
 Symbols = Mapping[str, list[str]]
 
