@@ -38,8 +38,12 @@ class Rig:
         from vllm.tracing.otel import init_otel_tracer
 
         from tests.benchmarks.plugin import engine_state_of_a_bench
-        from vllm_plugin.adapters.span_encoder import RequestSpanEncoder
-        from vllm_plugin.adapters.spans import RequestSpanLabeller, SpanLabeller, engine_labels
+        from vllm_plugin.adapters.spans import (
+            RequestSpanEncoder,
+            RequestSpanLabeller,
+            SpanLabeller,
+            engine_labels,
+        )
         from vllm_plugin.contracts import profile as profiles
 
         os.environ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"

@@ -86,8 +86,11 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
-        from vllm_plugin.adapters.span_encoder import RequestSpanEncoder
-        from vllm_plugin.adapters.spans import RequestSpanLabeller, engine_labels
+        from vllm_plugin.adapters.spans import (
+            RequestSpanEncoder,
+            RequestSpanLabeller,
+            engine_labels,
+        )
 
         provider = trace.get_tracer_provider()
         if not isinstance(provider, TracerProvider):
