@@ -1,4 +1,4 @@
-"""Labels on vLLM's spans, with the SDK's tracer provider and an in-memory exporter; and as bytes."""
+"""Labels on vLLM's spans, by the SDK's tracer provider and an in-memory exporter, and as bytes."""
 
 from __future__ import annotations
 
