@@ -15,9 +15,8 @@ from typing import Final, cast
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
 from orch_sidecar.auth.keys import InvalidKeyFile, Keys, differences
-from orch_sidecar.config.changes import Configuration, ReloadPlan, ReloadState
+from orch_sidecar.config.configuration import Configuration, ReloadPlan, ReloadState, load_pools
 from orch_sidecar.config.file_reader import FileReader
-from orch_sidecar.config.resolve import configuration, load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.frontend import Frontend
@@ -105,7 +104,7 @@ class Reloader:
 
     def _configuration(self) -> Configuration:
         settings = self._read()
-        return configuration(load_pools(settings), settings)
+        return Configuration.of(load_pools(settings), settings)
 
     def _apply_keys(self, keys: Keys | None) -> None:
         """`keys`: None if there is no key file and never was."""

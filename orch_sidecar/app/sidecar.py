@@ -23,9 +23,14 @@ from orch_sidecar.app.reloader import Reloader
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.browsers import AllowedHosts, is_loopback
 from orch_sidecar.auth.key_file import KeyFile, read_secret
-from orch_sidecar.config.changes import ReloadState
+from orch_sidecar.config.configuration import (
+    Configuration,
+    ReloadState,
+    common_labels,
+    load_pools,
+    unplaced_labels,
+)
 from orch_sidecar.config.pool_settings import authority
-from orch_sidecar.config.resolve import common_labels, configuration, load_pools, unplaced_labels
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
 from orch_sidecar.control.live_stream import LiveSource, LiveStream
@@ -82,7 +87,7 @@ class Sidecar:
         ValueError for unusable OTEL_* variables or a storage of batches that cannot be used.
         """
         configured = load_pools(settings)
-        self.reloads = ReloadState(configuration(configured, settings))
+        self.reloads = ReloadState(Configuration.of(configured, settings))
         key_file = keys = None
         if settings.api_keys_file is not None:
             key_file = KeyFile(settings.api_keys_file, required=settings.api_keys_required)

@@ -1,4 +1,4 @@
 """Decides what can be configured, from which sources, and what a reload changes.
 
-Pure: `changes`. Imports nothing of the sidecar; profiles come from `vllm_plugin.contracts.profile`.
+Imports nothing of the sidecar; profiles come from `vllm_plugin.contracts.profile`.
 """

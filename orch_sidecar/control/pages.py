@@ -36,7 +36,7 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.config.changes import ReloadState
+from orch_sidecar.config.configuration import ReloadState
 from orch_sidecar.config.installation import VERSION, build
 from orch_sidecar.control import capabilities
 from orch_sidecar.engine_state.states import PoolState

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.config.resolve import NO_TYPE
+from orch_sidecar.config.configuration import NO_TYPE
 from orch_sidecar.engine_state.document import Document
 from orch_sidecar.observability import engine_metrics, pool_metrics
 from orch_sidecar.observability.exposition import Number

@@ -33,8 +33,8 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.refusal import Reason, Refusal, error_text
 from orch_sidecar.api.usage import PromptSize
+from orch_sidecar.config.configuration import labels_of
 from orch_sidecar.config.pool_settings import PoolSettings
-from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.pools.candidates import PoolKind, Standing, standing
 from orch_sidecar.pools.engine_watcher import EngineWatcher

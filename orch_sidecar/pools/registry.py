@@ -22,8 +22,8 @@ from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.config.configuration import ConfiguredPools, rules_of
 from orch_sidecar.config.pool_settings import PoolSettings, authority
-from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools import routing

@@ -18,7 +18,7 @@ import pytest
 import uvloop
 
 from orch_sidecar.app.sidecar import Sidecar
-from orch_sidecar.config.resolve import rules_of
+from orch_sidecar.config.configuration import rules_of
 from orch_sidecar.config.settings import SidecarSettings
 from tests.integration.echo import Echo
 from tests.integration.held import Held
@@ -92,7 +92,7 @@ def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Requests for several sequences run as a whole, as with `split: false`; but where a module
     says DIVIDES, as the profiles say."""
     if not getattr(request.module, "DIVIDES", False):
-        for module in ("orch_sidecar.pools.registry", "orch_sidecar.config.resolve"):
+        for module in ("orch_sidecar.pools.registry", "orch_sidecar.config.configuration"):
             monkeypatch.setattr(f"{module}.rules_of", _without_split)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.config.resolve import load_pools, rules_of
+from orch_sidecar.config.configuration import load_pools, rules_of
 
 pytestmark = pytest.mark.usefixtures("no_settings_in_the_environment")
 

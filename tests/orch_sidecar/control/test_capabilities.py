@@ -17,9 +17,8 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey, Keys
-from orch_sidecar.config.changes import Configuration, ReloadState
+from orch_sidecar.config.configuration import Configuration, ReloadState, load_pools
 from orch_sidecar.config.pool_settings import PoolSettings
-from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control import pages as module
 from orch_sidecar.control.capabilities import entry as entry_of

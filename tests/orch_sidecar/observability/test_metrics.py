@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.config.resolve import load_pools
+from orch_sidecar.config.configuration import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability import metrics as module
 from orch_sidecar.observability.exposition import OPENMETRICS, TEXT

@@ -15,7 +15,7 @@ from orch_sidecar.admission.types import EngineReport, StepTime
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.config.resolve import load_pools
+from orch_sidecar.config.configuration import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.candidates import MAX_POOLS_COMPARED, WAITING_POOLS_DRAWN

@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.config.resolve import NO_TYPE, unplaced_labels
+from orch_sidecar.config.configuration import NO_TYPE, unplaced_labels
 from orch_sidecar.observability.otlp.encoder import MAX_ATTRIBUTES, SpanEncoder
 from orch_sidecar.observability.otlp.spans import SpanTracing
 from orch_sidecar.observability.record import Outcome, RequestRecord
