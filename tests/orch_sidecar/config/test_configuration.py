@@ -1,4 +1,4 @@
-"""What a reload changes and what it cannot, who may be a parent, keys of pools that are in files."""
+"""What a reload changes and what it cannot; who may be a parent; keys of pools in files."""
 
 from __future__ import annotations
 
