@@ -82,15 +82,18 @@ class Histogram:
     def _count(self) -> None:
         """Counts the values that were observed since the last time."""
         self._sum += sum(self._values)
-        for at, count, _ in self._divided(self._values):
+        divided = self._divided(self._values)
+        for at, count, _ in divided:
             self._counts[at] += count
-        self._values.clear()
         if self._traces:
-            for at, _, largest in self._divided(self._traced_values):
+            if len(self._traced_values) < len(self._values):
+                divided = self._divided(self._traced_values)
+            for at, _, largest in divided:
                 trace = self._traces[self._traced_values.index(largest)]
                 self._exemplars[at] = (largest, trace)
             self._traced_values.clear()
             self._traces.clear()
+        self._values.clear()
 
     def _divided(self, values: Iterable[float]) -> list[tuple[int, int, float]]:
         """Divides values among buckets. Returns each bucket that has some, with their number and

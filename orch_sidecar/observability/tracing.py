@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE, raw
+from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import RequestRecord
 
@@ -46,13 +46,14 @@ class Trace:
 
     __slots__ = ()
 
-    def dispatched(self) -> bytes:
+    def dispatched(self) -> str:
         """Records that the request is dispatched. Returns the header lines of the trace context,
-        for the engine."""
-        return b""
+        for the engine. Bytes that are no UTF-8 are escaped in it (surrogateescape)."""
+        return ""
 
     def retried(self, reason: Reason) -> None:
-        """Records that an attempt failed without an answer, and that the request is retried."""
+        """Records that an attempt failed without an answer, and that the request is retried. The
+        record still has that attempt."""
 
     def shared(self, record: RequestRecord) -> Trace:
         """Returns the trace of a generation that requests may share, within this trace.
@@ -79,10 +80,10 @@ class _Forwarded(Trace):
 
     __slots__ = ("_lines",)
 
-    def __init__(self, lines: bytes) -> None:
+    def __init__(self, lines: str) -> None:
         self._lines = lines
 
-    def dispatched(self) -> bytes:
+    def dispatched(self) -> str:
         return self._lines
 
 
@@ -100,8 +101,8 @@ class Tracing:
             return None
         record.trace_id = sampled_trace(parent)
         return _Forwarded(
-            b"".join(
-                b"%b: %b\r\n" % (raw(name), value.encode("utf-8", "surrogateescape"))
+            "".join(
+                f"{name}: {value}\r\n"
                 for name in (TRACEPARENT, TRACESTATE)
                 if (value := headers.get(name))
             )

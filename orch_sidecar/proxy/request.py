@@ -119,17 +119,17 @@ class Request:
     def begin_attempt(self, why: Reason | None = None) -> None:
         """Begins another attempt: the last one failed, and the client has seen nothing of it.
         `why`: for the trace."""
-        self.attempt = Attempt()
-        self.record.begin_attempt()
         if self.trace is not None and why is not None:
             self.trace.retried(why)
+        self.attempt = Attempt()
+        self.record.begin_attempt()
 
     def begin_attempt_here(self, why: Reason) -> None:
         """Begins another attempt at the same pool, in whose queue the request is by now."""
-        self.attempt = Attempt()
-        self.record.return_to_queue()
         if self.trace is not None:
             self.trace.retried(why)
+        self.attempt = Attempt()
+        self.record.return_to_queue()
 
     def cancel(self, refusal: Refusal) -> None:
         """Ends the request with `refusal`, wherever it is. The first cancellation counts."""

@@ -30,6 +30,7 @@ from orch_sidecar.observability.otlp.delivery import Transport
 from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
 from orch_sidecar.observability.otlp.settings import ExportSettings
+from orch_sidecar.observability.otlp.trace_queue import EncodedTrace
 from tests.orch_sidecar.observability.otlp.certificates import certificate
 
 TRACES: Final = 170
@@ -115,7 +116,7 @@ class Measured:
     async def export(self, traces: list[bytes]) -> None:
         wanted = self.batcher.counts.exported + SPANS
         for each in traces:
-            self.batcher.queue.offer(each, 3)
+            self.batcher.queue.offer(EncodedTrace(each), 3)
         while self.batcher.counts.exported < wanted:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.005)
 

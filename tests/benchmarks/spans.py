@@ -104,9 +104,10 @@ class MessageEncoder(SpanEncoder):
         super().__init__(unplaced)
         self._templates: dict[tuple[object, ...], Span] = {}
 
-    def usual(self, record: Any, labels: Any, lease: Any, *head: Any) -> bytes:
-        trace_id, server_id, wait_id, engine_id, admitted_ns, ended_ns, _, _ = head
-        arrived_ns = record.arrived_ns
+    def usual(self, record: Any, trace_id: bytes, *rest: Any) -> bytes:
+        server_id, (wait_id, engine_id), ended_ns, _, _ = rest
+        labels, lease = record.labels, record.lease
+        arrived_ns, admitted_ns = record.arrived_ns, record.at_ns(record.admitted)
         wait = self._template((WAIT_SPAN, id(labels)), 1, {**labels, "orch.cost": record.cost})
         engine = _filled(
             self._of_record(ENGINE_SPAN, 3, record),

@@ -117,9 +117,9 @@ def own(record: RequestRecord) -> bytes:
     request_id = correlation_id = record.request_id.encode()
     if record.correlation_id is not record.request_id:  # as a client rarely wants it
         correlation_id = record.correlation_id.encode()
-    first = rare = b""
+    before_first = first = rare = b""
     if first_byte is not None:
-        first = _FIRST_BYTE + double((first_byte - record.arrived) / 1e9)
+        before_first, first = _FIRST_BYTE, double((first_byte - record.arrived) / 1e9)
     cached_tokens, reasoning_tokens = record.cached_tokens, record.reasoning_tokens
     if record.fanout or cached_tokens is not None or reasoning_tokens is not None:
         rare = _FANOUT[record.fanout or None]
@@ -132,7 +132,7 @@ def own(record: RequestRecord) -> bytes:
             _INPUT_TOKENS[record.input_tokens],
             _OUTPUT_TOKENS[record.output_tokens],
             rare,
-            first,
+            before_first, first,
         )
     )  # fmt: skip
 

@@ -34,13 +34,12 @@ _MAX_PREPARED: Final = 512
 # Of each: by the lengths of ids and numbers. A client may choose the ids.
 _MAX_SHAPES: Final = 16
 
-# Fields of Span: ids of the trace and the span, start and end in nanoseconds, flags; of a child
-# also its parent. Tags one by one: a compiled module looks up names that were unpacked.
-_ROOT: Final = struct.Struct("<2s16s2s8scQcQ6s")
+# Fields of Span: ids of the trace and the span, start and end in nanoseconds; its parent follows.
+# Tags one by one: a compiled module looks up names that were unpacked.
+_HEAD: Final = struct.Struct("<2s16s2s8scQcQ")
 _TRACE_ID: Final = b"\x0a\x10"
 _SPAN_ID: Final = b"\x12\x08"
 _PARENT: Final = b"\x22\x08"
-_PARENT_BYTES: Final = len(_PARENT) + 8
 _START: Final = b"\x39"
 _END: Final = b"\x41"
 _NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
@@ -50,7 +49,8 @@ _SPAN: Final = b"\x12"
 _SCHEMA_URL: Final = b"\x1a"
 
 # The spans of a usual trace, with the sizes of what differs: admission's, the engine's, the
-# server's. The id of the trace has the tag of what follows, as has that of the parent.
+# server's. The id of the trace has the tag of what follows, as has that of the parent: Python
+# passes more than 30 arguments in a slow way.
 _USUAL: Final = (
     "<{}s18s8s11sQcQ"
     "{}s18s8s11sQcQ"
@@ -62,18 +62,18 @@ _USUAL: Final = (
 _INTERNAL, _SERVER, _CLIENT = (_KIND + varint(kind) for kind in (1, 2, 3))
 
 # SpanFlags: whether the parent is remote is known, and that it is.
-LOCAL_PARENT: Final = 0x100
-REMOTE_PARENT: Final = 0x300
-_FLAGS: Final = {
-    flags: b"\x85\x01" + struct.pack("<I", flags) for flags in (LOCAL_PARENT, REMOTE_PARENT)
-}
-_OF_CHILD: Final = _FLAGS[LOCAL_PARENT]
+_LOCAL: Final = struct.pack("<I", 0x100)
+_REMOTE: Final = struct.pack("<I", 0x300)
+_SPAN_FLAGS: Final = b"\x85\x01"
+# What a span without a parent has instead of `parent_fields`.
+NO_PARENT: Final = _SPAN_FLAGS + _LOCAL
+_CHILD_BYTES: Final = _HEAD.size + len(NO_PARENT) + len(_PARENT) + 8
 _TRACE_STATE: Final = b"\x1a"
-_LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
+_LINK_FLAGS: Final = b"\x35" + _LOCAL
 
 
-# What every span has: the trace's id, its own, the field of its parent; start and end; flags.
-Head = tuple[bytes, bytes, bytes, int, int, int]
+# What every span has: the trace's id, its own, start and end; `parent_fields`.
+Head = tuple[bytes, bytes, int, int, bytes]
 
 
 class _Shape:
@@ -89,12 +89,11 @@ class _Shape:
         self, prepared: _Prepared, lease: int, own: int, given: int, own_of_server: int
     ) -> None:
         of_lease, wait, of_server = spans.before_lease(lease), prepared.wait, prepared.server
-        child_size = _ROOT.size + _PARENT_BYTES
-        engine_size = child_size + len(prepared.engine) + len(of_lease) + lease + own
-        server_size = _ROOT.size - len(_OF_CHILD) + given + len(of_server) + own + own_of_server
-        self.wait_begin = _SPAN + varint(child_size + len(wait)) + _TRACE_ID
-        self.engine_begin = _OF_CHILD + wait + _SPAN + varint(engine_size) + _TRACE_ID
-        self.of_engine = _OF_CHILD + prepared.engine + of_lease
+        engine_size = _CHILD_BYTES + len(prepared.engine) + len(of_lease) + lease + own
+        server_size = _HEAD.size + given + len(of_server) + own + own_of_server
+        self.wait_begin = _SPAN + varint(_CHILD_BYTES + len(wait)) + _TRACE_ID
+        self.engine_begin = NO_PARENT + wait + _SPAN + varint(engine_size) + _TRACE_ID
+        self.of_engine = NO_PARENT + prepared.engine + of_lease
         self.server_begin = _SPAN + varint(server_size) + _TRACE_ID
         sizes = (
             len(self.wait_begin), len(self.engine_begin), len(self.of_engine), lease, own,
@@ -116,14 +115,11 @@ class _Prepared:
         self.labels, self.wait, self.server, self.engine = labels, wait, server, engine
         self.shapes: dict[tuple[int, int, int, int], _Shape] = {}
 
-    def shape(self, lease: int, own: int, given: int, own_of_server: int) -> _Shape:
-        """Returns the usual trace with fields of these sizes."""
-        sizes = lease, own, given, own_of_server
-        shape = self.shapes.get(sizes)
-        if shape is None:
-            if len(self.shapes) >= _MAX_SHAPES:
-                self.shapes.clear()
-            shape = self.shapes[sizes] = _Shape(self, *sizes)
+    def new_shape(self, sizes: tuple[int, int, int, int]) -> _Shape:
+        """Makes and keeps the usual trace with fields of these sizes."""
+        if len(self.shapes) >= _MAX_SHAPES:
+            self.shapes.clear()
+        shape = self.shapes[sizes] = _Shape(self, *sizes)
         return shape
 
 
@@ -153,7 +149,7 @@ class SpanEncoder:
         self.unplaced = dict(unplaced)
         self._limits = limits
         most = limits.attributes
-        self._limited = limits.value_chars is not None or (
+        self.limited = limits.value_chars is not None or (
             most is not None and most < MAX_ATTRIBUTES
         )
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
@@ -165,7 +161,7 @@ class SpanEncoder:
     def of_record(self, record: RequestRecord, state: bytes) -> RecordAttributes:
         """Encodes the attributes of a record that has ended."""
         labels = self.labels_of(record)
-        if self._limited:
+        if self.limited:
             return RecordAttributes(record, state, labels, None, b"")
         prepared = self._prepare(record, labels)
         return RecordAttributes(record, state, labels, prepared, spans.own(record))
@@ -173,43 +169,32 @@ class SpanEncoder:
     def usual(
         self,
         record: RequestRecord,
-        labels: Attributes,
-        lease: str | None,
         trace_id: bytes,
         server_id: bytes,
-        wait_id: bytes,
-        engine_id: bytes,
-        admitted_ns: int,
+        child_ids: Sequence[bytes],
         ended_ns: int,
-        parent: bytes,
-        flags: int,
+        given: bytes,
     ) -> bytes:
         """Encodes the three spans of a request that was admitted once, and answered by an engine.
 
-        `labels`, `lease`: of its attempt. `parent`: the field of the server span's parent; `flags`:
-        its flags. The trace has no state.
+        `child_ids`: of the spans of admission and engine. `given`: `parent_fields` of the server
+        span. The trace has no state, and nothing is limited.
         """
+        wait_id, engine_id = child_ids
+        labels, lease, admitted_at = record.labels, record.lease, record.admitted
+        assert labels is not None
+        assert lease is not None
+        assert admitted_at is not None
         # Objects once: a compiled module makes one for each use of an integer.
         arrived: object = record.arrived_ns
-        admitted: object = admitted_ns
+        admitted: object = record.arrived_ns + (admitted_at - record.arrived)
         ended: object = ended_ns
-        if self._limited or labels is not record.labels or not lease:
-            common, own_parent = self.of_record(record, b""), _PARENT + server_id
-            arrived_ns = record.arrived_ns
-            wait = trace_id, wait_id, own_parent, arrived_ns, admitted_ns, LOCAL_PARENT
-            engine = trace_id, engine_id, own_parent, admitted_ns, ended_ns, LOCAL_PARENT
-            server = trace_id, server_id, parent, arrived_ns, ended_ns, flags
-            return b"%b%b%b" % (
-                self.wait(common, wait, labels),
-                self.engine(common, engine, labels, lease),
-                self.server(common, server),
-            )
         prepared, own = self._prepare(record, labels), spans.own(record)
         of_lease = lease[:SHOWN_CHARACTERS].encode()
         streamed = record.stream or record.last_token is not None
         own_of_server = spans.own_of_server(record) if streamed else b""
-        given = _FLAGS[flags] + parent if parent else _OF_CHILD
-        shape = prepared.shape(len(of_lease), len(own), len(given), len(own_of_server))
+        sizes = len(of_lease), len(own), len(given), len(own_of_server)
+        shape = prepared.shapes.get(sizes) or prepared.new_shape(sizes)
         trace, of_parent = trace_id + _SPAN_ID, _PARENT + server_id + _START
         return shape.pack(
             shape.wait_begin, trace, wait_id, of_parent, arrived, _END, admitted,
@@ -325,17 +310,15 @@ def _error_of(record: RequestRecord) -> str | None:
 
 def _span(head: Head, *parts: bytes) -> bytes:
     """Encodes a span. Raises struct.error for a time beyond 64 bits."""
-    trace_id, span_id, parent, start_ns, end_ns, flags = head
-    root = _ROOT.pack(
-        _TRACE_ID, trace_id, _SPAN_ID, span_id, _START, start_ns, _END, end_ns, _FLAGS[flags]
-    )
-    content = b"".join((root, parent, *parts))
+    trace_id, span_id, start_ns, end_ns, parent = head
+    ids = _HEAD.pack(_TRACE_ID, trace_id, _SPAN_ID, span_id, _START, start_ns, _END, end_ns)
+    content = b"".join((ids, parent, *parts))
     return b"".join((_SPAN, varint(len(content)), content))
 
 
-def parent_field(span_id: bytes) -> bytes:
-    """Encodes the parent of a span."""
-    return _PARENT + span_id
+def parent_fields(span_id: bytes, *, remote: bool = False) -> bytes:
+    """Encodes the parent of a span. `remote`: it is of another process."""
+    return b"%b%b%b%b" % (_PARENT, span_id, _SPAN_FLAGS, _REMOTE if remote else _LOCAL)
 
 
 def state_field(header: str) -> bytes:

@@ -29,12 +29,11 @@ from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.otlp.attributes import Attributes
 from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.encoder import (
-    LOCAL_PARENT,
-    REMOTE_PARENT,
+    NO_PARENT,
     Head,
     SpanEncoder,
     link,
-    parent_field,
+    parent_fields,
     state_field,
 )
 from orch_sidecar.observability.record import RequestRecord
@@ -76,6 +75,11 @@ def _trace_ids(ids: IdGenerator) -> Iterator[bytes]:
     return iter(lambda: ids.generate_trace_id().to_bytes(16), b"")
 
 
+def _header_end(flags: int, state: str) -> str:
+    """Returns how the header lines of a trace context end, after the id of the parent."""
+    return f"{_ENDS[flags]}{TRACESTATE}: {state}\r\n" if state else _ENDS[flags]
+
+
 class _Identified(Trace):
     """A trace with ids; by itself one that is not sampled, which the engine learns.
 
@@ -87,19 +91,17 @@ class _Identified(Trace):
 
     def __init__(self, trace_id: bytes, flags: int, state: str, span_ids: Iterator[bytes]) -> None:
         self.trace_id = trace_id
-        self._end = _ENDS[flags]
+        self._end = _header_end(flags, state)
         self._state = state
-        if state:
-            self._end += f"{TRACESTATE}: {state}\r\n"
         self._span_ids = span_ids
         self.server_id = next(span_ids)
 
-    def dispatched(self) -> bytes:
+    def dispatched(self) -> str:
         return self._lines(next(self._span_ids))
 
-    def _lines(self, span_id: bytes) -> bytes:
+    def _lines(self, span_id: bytes) -> str:
         """Returns the header lines for which that span is the parent."""
-        return f"traceparent: 00-{self.trace_id.hex()}-{span_id.hex()}{self._end}".encode()
+        return f"traceparent: 00-{self.trace_id.hex()}-{span_id.hex()}{self._end}"
 
 
 class _Part(_Identified):
@@ -131,25 +133,27 @@ class _Part(_Identified):
         self._ended: tuple[_Ended, ...] = ()
         self._shares = False
 
-    def dispatched(self) -> bytes:
+    def dispatched(self) -> str:
         record = self._record
-        start, labels = record.admitted, record.labels
         if self._shares:  # the shared generation failed
             self._shares = False
             self._since = time.monotonic_ns()
         if self._wait_id is not None:
             self._end_wait()
-        if start is None:
-            self._start_ns = time.time_ns()
-        else:
-            self._start_ns = record.arrived_ns + (start - record.arrived)
-        self._labels = self._tracing.encoder.unplaced if labels is None else labels
-        self._lease = record.lease
+        self._read_attempt()
         if self._since is not None and record.cost:
             self._waited_since, self._since = self._since, None
             self._wait_id = next(self._span_ids)
         self._engine_id = span_id = next(self._span_ids)
         return self._lines(span_id)
+
+    def _read_attempt(self) -> None:
+        """Reads what its record has of the attempt that runs."""
+        record = self._record
+        start = record.admitted
+        self._start_ns = time.time_ns() if start is None else record.at_ns(start)
+        self._labels = self._tracing.encoder.labels_of(record)
+        self._lease = record.lease
 
     def retried(self, reason: Reason) -> None:
         if self._engine_id is None:
@@ -182,8 +186,7 @@ class _Part(_Identified):
         self._wait_id = None
 
     def _head(self, span_id: bytes, start_ns: int, end_ns: int) -> Head:
-        parent = parent_field(self.server_id)
-        return self.trace_id, span_id, parent, start_ns, end_ns, LOCAL_PARENT
+        return self.trace_id, span_id, start_ns, end_ns, parent_fields(self.server_id)
 
 
 class _Generation(_Part):
@@ -206,14 +209,21 @@ class _Generation(_Part):
 class RequestTrace(_Part):
     """A sampled trace: the server span of a request, and its parts.
 
-    `_parent`: the span of the client, None without one. `_alone`: nothing was shared. `_open`: how
-    many of its parts have not ended; `_parts`: those that have, none in a trace of the usual three
-    spans.
+    A usual one has the three spans of a request that was admitted and dispatched once, alone. It
+    only has ids, and reads the rest from its record when it is encoded. Whatever else happens
+    unfolds it: from then on it keeps its spans one by one.
+
+    `_given`: the encoded parent of the server span. `_child_ids`: of the spans of admission and
+    engine of a usual one, None before it is dispatched; empty where it is unfolded. `_open`: how
+    many of its parts have not ended; `_parts`: those that have.
     """
 
-    __slots__ = ("_alone", "_ended_ns", "_links", "_open", "_parent", "_parts")
+    __slots__ = (
+        "_child_ids", "_ended_ns", "_given", "_links", "_open", "_parts",
+    )  # fmt: skip
 
     _ended_ns: int  # set at the end
+    _open: int  # set when it is unfolded, like the rest
     _links: tuple[bytes, ...]
     _parts: tuple[tuple[RequestRecord, tuple[_Ended, ...]], ...]
 
@@ -222,24 +232,43 @@ class RequestTrace(_Part):
         tracing: SpanTracing,
         record: RequestRecord,
         trace_id: bytes,
-        flags: int,
-        state: str,
-        parent: SpanContext | None,
+        server_id: bytes,
+        end: str,
+        given: bytes = NO_PARENT,
     ) -> None:
-        # Of the classes above, whose methods would take longer than all of this.
+        """`end`: of the header lines, after the id of the parent. `given`: `parent_fields`."""
         self.trace_id = trace_id
-        self._end, self._state = _ENDS[flags], state
-        if state:
-            self._end += f"{TRACESTATE}: {state}\r\n"
-        self._span_ids = span_ids = tracing.span_ids
-        self.server_id = next(span_ids)
-        self._tracing, self._record, self._since = tracing, record, record.arrived
-        self._wait_id = self._engine_id = None
-        self._shares = False
-        # Its own.
-        self._parent = parent
-        self._alone, self._open = True, 1
-        self._ended = self._links = self._parts = ()
+        self.server_id = server_id
+        self._end = end
+        self._tracing = tracing
+        self._record = record
+        self._given = given
+        self._child_ids: tuple[bytes, ...] | None = None
+
+    def dispatched(self) -> str:
+        record = self._record
+        if self._child_ids is not None or record.lease is None or not record.cost:
+            self.unfold()
+            return super().dispatched()
+        self._child_ids = child_ids = next(self._tracing.child_ids)
+        return f"traceparent: 00-{self.trace_id.hex()}-{child_ids[1].hex()}{self._end}"
+
+    def retried(self, reason: Reason) -> None:
+        self.unfold()
+        super().retried(reason)
+
+    def unfold(self, state: str = "") -> None:
+        """Begins to keep its spans one by one. `state`: of W3C Trace Context."""
+        if self._child_ids == ():
+            return
+        child_ids, self._child_ids = self._child_ids, ()
+        self._state, self._span_ids = state, self._tracing.span_ids
+        self._begin(self._tracing, self._record)
+        self._open, self._links, self._parts = 1, (), ()
+        if child_ids is not None:
+            self._wait_id, self._engine_id = child_ids
+            self._waited_since, self._since = self._record.arrived, None
+            self._read_attempt()
 
     def shared(self, record: RequestRecord) -> Trace:
         self._share()
@@ -253,23 +282,23 @@ class RequestTrace(_Part):
 
     def _share(self) -> None:
         """Begins to share a generation. What has ended before remains."""
-        self._shares, self._alone = True, False
+        self.unfold()
+        self._shares = True
         self._engine_id = None
         if self._wait_id is not None:
             self._end_wait()
 
     def ended(self) -> None:
+        tracing = self._tracing
         self._ended_ns = now_ns = time.time_ns()
-        once = self._wait_id is not None and self._engine_id is not None and not self._ended
-        if once and self._alone and not self._state:
-            self._tracing.queue.offer(self, 3)
+        if self._child_ids:
+            tracing.queue.offer(self, 3)
             return
+        self.unfold()
         if not self._shares:
             self._close(now_ns)
-        start_ns, trace_id = self._record.arrived_ns, self.trace_id
-        of_parent, flags = self._given()
-        head = trace_id, self.server_id, of_parent, start_ns, now_ns, flags
-        self._ended += ((self._tracing.encoder.server, head, (self._links,)),)
+        head = self.trace_id, self.server_id, self._record.arrived_ns, now_ns, self._given
+        self._ended += ((tracing.encoder.server, head, (self._links,)),)
         self._part_ended(self._record, self._ended)
 
     def _part_ended(self, record: RequestRecord, ended: tuple[_Ended, ...]) -> None:
@@ -279,26 +308,14 @@ class RequestTrace(_Part):
         if not self._open:
             self._tracing.queue.offer(self, sum(len(each) for _, each in self._parts))
 
-    def _given(self) -> tuple[bytes, int]:
-        """Returns the field of the server span's parent, and the flags."""
-        parent = self._parent
-        if parent is None:
-            return b"", LOCAL_PARENT
-        flags = REMOTE_PARENT if parent.is_remote else LOCAL_PARENT
-        return parent_field(parent.span_id.to_bytes(8)), flags
-
     def encode(self) -> bytes:
         """Encodes all its spans. Raises what the encoder does for values that OTLP cannot have."""
-        encoder, wait_id, engine_id = self._tracing.encoder, self._wait_id, self._engine_id
-        if wait_id is not None and engine_id is not None:  # otherwise they have ended
-            of_parent, flags = (b"", LOCAL_PARENT) if self._parent is None else self._given()
+        encoder, child_ids = self._tracing.encoder, self._child_ids
+        if child_ids:
             return encoder.usual(
-                self._record, self._labels, self._lease,
-                self.trace_id, self.server_id, wait_id, engine_id,
-                self._start_ns, self._ended_ns, of_parent, flags,
-            )  # fmt: skip
-        state = state_field(self._state)
-        encoded = []
+                self._record, self.trace_id, self.server_id, child_ids, self._ended_ns, self._given
+            )
+        encoded, state = [], state_field(self._state)
         for record, ended in self._parts:
             common = encoder.of_record(record, state)
             encoded += [encode(common, head, *rest) for encode, head, rest in ended]
@@ -323,21 +340,25 @@ class SpanTracing(Tracing):
         self.batcher = batcher
         self.queue = batcher.queue
         self.span_ids = random_ids(8) if span_ids is None else span_ids
+        self.child_ids = zip(self.span_ids, self.span_ids, strict=False)  # inner spans
         self._sampler = sampler
         # Without a parent these always sample: calling them would cost as much as a span does.
         self._samples_roots = sampler in (ALWAYS_ON, DEFAULT_ON)
         self._trace_ids = _trace_ids(ids)
+        self._ids = zip(self._trace_ids, self.span_ids, strict=False)  # of a trace, its server span
         # Older releases of the SDK do not know the flag.
         self._random = _RANDOM if getattr(ids, "is_trace_id_random", bool)() else 0
+        self._end = _ENDS[self._random | _SAMPLED]
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
         if TRACEPARENT in headers:
             return self._begin_within(record, *self._given(headers))
-        if not self._samples_roots:
+        if not self._samples_roots or self.encoder.limited:
             return self._begin_within(record, _NO_CONTEXT, None)
-        record.trace_id = trace_id = next(self._trace_ids)
-        return RequestTrace(self, record, trace_id, self._random | _SAMPLED, "", None)
+        trace_id, server_id = next(self._ids)
+        record.trace_id = trace_id
+        return RequestTrace(self, record, trace_id, server_id, self._end)
 
     def _begin_within(
         self, record: RequestRecord, given: Context, parent: SpanContext | None
@@ -358,7 +379,14 @@ class SpanTracing(Tracing):
         if not sampled:
             return _Identified(trace_id, flags, state, self.span_ids)
         record.trace_id = trace_id
-        return RequestTrace(self, record, trace_id, flags | _SAMPLED, state, parent)
+        end, server_id = _header_end(flags | _SAMPLED, state), next(self.span_ids)
+        fields = NO_PARENT
+        if parent is not None:
+            fields = parent_fields(parent.span_id.to_bytes(8), remote=parent.is_remote)
+        trace = RequestTrace(self, record, trace_id, server_id, end, fields)
+        if state or self.encoder.limited:
+            trace.unfold(state)
+        return trace
 
     def _given(self, headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:
         """Returns the context that the client sent, and its span; None if that is invalid."""

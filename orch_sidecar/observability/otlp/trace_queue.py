@@ -7,7 +7,7 @@ nothing, so that it can be compiled.
 from __future__ import annotations
 
 import logging
-from collections import deque
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -32,8 +32,21 @@ class Batch:
         self.spans = self.size = 0
 
 
+class EncodedTrace(Trace):
+    """A trace that is encoded already, and waits for the next batch."""
+
+    __slots__ = ("_encoded",)
+
+    def __init__(self, encoded: bytes) -> None:
+        self._encoded = encoded
+
+    def encode(self) -> bytes:
+        return self._encoded
+
+
 class TraceQueue:
-    """Traces that wait to be exported. `spans`: the sum of theirs."""
+    """Traces that wait to be exported. `spans`: the sum of theirs. `_tells_at`: `filled` is called
+    when there are so many."""
 
     def __init__(
         self,
@@ -46,26 +59,24 @@ class TraceQueue:
         """`batch_spans`: the most of one batch, but of a trace that makes one by itself. Called:
         `filled` when the first trace is queued, and when they are enough for a batch; `refused` for
         spans that are not queued, `invalid` for spans that cannot be encoded."""
-        self.spans = 0
+        self.spans = self._tells_at = 0
         self._max_spans = max_spans
         self._batch_spans = batch_spans
         self._filled = filled
         self._refused = refused
         self._invalid = invalid
-        self._closed = False
-        self._waiting: deque[tuple[Trace | bytes, int]] = deque()
+        self._waiting: list[tuple[Trace, int]] = []
 
-    def offer(self, trace: Trace | bytes, spans: int) -> None:
-        """Queues a trace, which may be encoded already, or drops it if its spans do not fit. Never
-        waits, never raises."""
-        before = self.spans
-        queued = before + spans
-        if queued > self._max_spans or self._closed:
+    def offer(self, trace: Trace, spans: int) -> None:
+        """Queues a trace, or drops it if its spans do not fit. Never waits, never raises."""
+        queued = self.spans + spans
+        if queued > self._max_spans:
             self._refused(spans)
             return
         self._waiting.append((trace, spans))
         self.spans = queued
-        if not before or before < self._batch_spans <= queued:
+        if queued >= self._tells_at:
+            self._tells_at = self._next_of(queued)
             self._filled()
 
     def take(self, batch: Batch) -> bool:
@@ -73,35 +84,46 @@ class TraceQueue:
 
         A trace that is too large for a batch makes one by itself.
         """
-        waiting, traces = self._waiting, batch.traces
-        for _ in range(BURST_TRACES):
-            if not waiting:
-                return False
-            trace, spans = waiting[0]
-            if traces and batch.spans + spans > self._batch_spans:
-                return False
+        waiting, traces, limit = self._waiting, batch.traces, self._batch_spans
+        size, taken = batch.size, batch.spans
+        done, more = 0, len(waiting) > BURST_TRACES
+        for trace, spans in waiting[:BURST_TRACES]:
+            if taken + spans > limit and traces:
+                more = False
+                break
             try:
-                encoded = trace if isinstance(trace, bytes) else trace.encode()
+                encoded = trace.encode()
             except Exception as error:  # it costs this trace alone
                 logger.debug("a trace cannot be encoded", exc_info=True)
                 self._invalid(spans, error)
-            else:
-                size = batch.size + len(encoded)
-                if size > MAX_BATCH_BYTES and traces:
-                    waiting[0] = encoded, spans
-                    return False
-                traces.append(encoded)
-                batch.size = size
-                batch.spans += spans
-            waiting.popleft()
-            self.spans -= spans
-        return True
+                self.spans -= spans
+                done += 1
+                continue
+            if size + len(encoded) > MAX_BATCH_BYTES and traces:
+                waiting[done] = EncodedTrace(encoded), spans
+                more = False
+                break
+            traces.append(encoded)
+            size += len(encoded)
+            taken += spans
+            done += 1
+        del waiting[:done]
+        self.spans -= taken - batch.spans
+        self._tells_at = self._next_of(self.spans)
+        batch.size, batch.spans = size, taken
+        return more
+
+    def _next_of(self, spans: int) -> int:
+        """Returns at how many spans `filled` is called next, if there are so many now."""
+        if not spans:
+            return 0
+        return self._batch_spans if spans < self._batch_spans else sys.maxsize
 
     def close(self) -> None:
         """Refuses traces from now on."""
-        self._closed = True
+        self._max_spans = -1
 
     def clear(self) -> None:
         """Forgets all that wait."""
         self._waiting.clear()
-        self.spans = 0
+        self.spans = self._tells_at = 0

@@ -193,7 +193,7 @@ async def test_shared_generation_that_reaches_no_engine_waits_again_with_all_its
 async def test_attempt_to_connect_is_part_of_the_trace() -> None:
     pool, request = pool_of(), request_of()
     pool.connections.refuses = ConnectionRefusedError("refused")
-    request.trace = MagicMock(dispatched=MagicMock(return_value=b""))
+    request.trace = MagicMock(dispatched=MagicMock(return_value=""))
     await Forward().handle(request, pool)
     request.trace.dispatched.assert_called_once()
 

@@ -213,7 +213,7 @@ class World:
         self._labels = labels
         self._generations: list[Trace] = []
         self._steps = 0
-        self.headers: list[bytes] = []
+        self.headers: list[str] = []
         self.trace_ids: list[bytes] = []
 
     def live(self, lives: list[Life]) -> None:
@@ -259,16 +259,23 @@ class World:
         return later
 
     def _happen(self, record: RequestRecord, trace: Trace, steps: list[Step]) -> None:
+        """A record that was dispatched is retried before another attempt changes it, and has a
+        lease only in a pool where it was admitted."""
+        runs = False
         for step in steps:
             self._tick(step.at)
+            if step.what == "retried" or runs:
+                trace.retried(step.reason)
+                runs = False
             if step.what == "placed":
                 named = dict(enumerate(self._labels))
                 record.labels = named.get(step.labels)
-            elif step.what == "retried":
-                trace.retried(step.reason)
-            else:
-                record.admitted, record.lease = step.admitted, step.lease
+            elif step.what == "dispatched":
+                record.admitted = step.admitted
+                admitted = step.admitted is not None and record.labels is not None
+                record.lease = step.lease if admitted else None
                 self.headers.append(trace.dispatched())
+                runs = True
         self._tick(10**12)
 
     def _tick(self, now: int) -> None:

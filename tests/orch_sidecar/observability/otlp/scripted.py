@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
+from orch_sidecar.observability.otlp.trace_queue import EncodedTrace
 from orch_sidecar.observability.tracing import LossReason, Trace
 
 DELIVERED = Reply(Verdict.DELIVERED)
@@ -79,9 +80,9 @@ class ScriptedTransport:
         return [request for _, request, _ in self.sent]
 
 
-def numbered(count: int) -> Iterable[bytes]:
+def numbered(count: int) -> Iterable[Trace]:
     """Returns so many traces: their numbers."""
-    return (str(number).encode() for number in range(count))
+    return (EncodedTrace(str(number).encode()) for number in range(count))
 
 
 def batcher_of(transport: ScriptedTransport) -> SpanBatcher:

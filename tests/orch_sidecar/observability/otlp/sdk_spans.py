@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE, field_line
+from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_metrics import PROVIDER
@@ -49,7 +49,7 @@ class _EngineSpans(Trace):
         self._waiting_since: int | None = waiting_since  # None if it is not queued
         self.server = server
 
-    def dispatched(self) -> bytes:
+    def dispatched(self) -> str:
         record, tracing = self._record, self._tracing
         self._wait_span(record.admitted)
         start = record.admitted
@@ -64,7 +64,7 @@ class _EngineSpans(Trace):
             self._engine.set_attribute("orch.lease", short_lease(record.lease))
         carrier: dict[str, str] = {}
         tracing.propagator.inject(carrier, tracing.api.set_span_in_context(self._engine))
-        return b"".join(field_line(name, value) for name, value in carrier.items())
+        return "".join(f"{name}: {value}\r\n" for name, value in carrier.items())
 
     def retried(self, reason: Reason) -> None:
         span, self._engine = self._engine, None
@@ -130,7 +130,7 @@ class _Spans(Trace):
             tracing, record, self._server, record.arrived
         )
 
-    def dispatched(self) -> bytes:
+    def dispatched(self) -> str:
         spans = self._engine_spans
         if spans is None:  # the shared generation failed
             spans = _EngineSpans(self._tracing, self._record, self._server, time.monotonic_ns())

@@ -11,7 +11,7 @@ import pytest
 from orch_sidecar.observability.otlp import trace_queue
 from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
-from orch_sidecar.observability.otlp.trace_queue import BURST_TRACES
+from orch_sidecar.observability.otlp.trace_queue import BURST_TRACES, EncodedTrace
 from orch_sidecar.observability.tracing import Trace
 from tests.orch_sidecar.observability.otlp.scripted import (
     DELIVERED,
@@ -50,11 +50,11 @@ async def test_batch_is_exported_as_soon_as_it_is_complete() -> None:
 async def test_incomplete_batch_is_exported_after_the_delay() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    batcher.queue.offer(b"a", 1)
+    batcher.queue.offer(EncodedTrace(b"a"), 1)
     await asyncio.sleep(3)
-    batcher.queue.offer(b"b", 1)
+    batcher.queue.offer(EncodedTrace(b"b"), 1)
     await asyncio.sleep(10)
-    batcher.queue.offer(b"c", 1)
+    batcher.queue.offer(EncodedTrace(b"c"), 1)
     await asyncio.sleep(10)
     assert transport.times == [5.0, 18.0]
     assert transport.requests == [b"a,b", b"c"]
@@ -64,9 +64,9 @@ async def test_incomplete_batch_is_exported_after_the_delay() -> None:
 async def test_batch_that_becomes_complete_does_not_wait_any_longer() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    batcher.queue.offer(b"a", 3)
+    batcher.queue.offer(EncodedTrace(b"a"), 3)
     await asyncio.sleep(3)
-    batcher.queue.offer(b"b", 3)
+    batcher.queue.offer(EncodedTrace(b"b"), 3)
     await asyncio.sleep(0.5)
     assert transport.times == [3.0]
     await batcher.close(5)
@@ -76,7 +76,7 @@ async def test_traces_are_not_split() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace, spans in ((b"a", 4), (b"b", 3), (b"c", 4)):
-        batcher.queue.offer(trace, spans)
+        batcher.queue.offer(EncodedTrace(trace), spans)
     await batcher.close(5)
     assert transport.requests == [b"a", b"b", b"c"]
 
@@ -86,7 +86,7 @@ async def test_batch_has_a_size_that_collectors_accept(monkeypatch: pytest.Monke
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for size in (60, 40, 1, 500):
-        batcher.queue.offer(b"x" * size, 1)
+        batcher.queue.offer(EncodedTrace(b"x" * size), 1)
     await batcher.close(5)
     assert [len(request) for request in transport.requests] == [101, 1, 500]  # with commas
 
@@ -94,11 +94,11 @@ async def test_batch_has_a_size_that_collectors_accept(monkeypatch: pytest.Monke
 async def test_full_queue_drops_whole_traces_and_takes_smaller_ones() -> None:
     transport = ScriptedTransport(100.0)
     batcher = batcher_of(transport)
-    batcher.queue.offer(b"in export", 6)
+    batcher.queue.offer(EncodedTrace(b"in export"), 6)
     await asyncio.sleep(0)
-    batcher.queue.offer(b"a", 10)
-    batcher.queue.offer(b"b", 3)
-    batcher.queue.offer(b"c", 2)
+    batcher.queue.offer(EncodedTrace(b"a"), 10)
+    batcher.queue.offer(EncodedTrace(b"b"), 3)
+    batcher.queue.offer(EncodedTrace(b"c"), 2)
     batcher.queue.offer(Invalid(), 1)  # dropped, and not encoded
     assert batcher.counts.dropped == NONE | {"queue_full": 4}
     await batcher.close(0)
@@ -160,7 +160,7 @@ async def test_fault_of_the_encoder_costs_its_batch() -> None:
 async def test_trace_that_cannot_be_encoded_costs_itself_alone() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    for trace in (Invalid(), b"a", Invalid(), b"b"):
+    for trace in (Invalid(), EncodedTrace(b"a"), Invalid(), EncodedTrace(b"b")):
         batcher.queue.offer(trace, 3)
     await asyncio.sleep(1)
     assert transport.requests == [b"a,b"]
@@ -215,7 +215,7 @@ async def test_close_exports_what_is_queued_at_once() -> None:
     await batcher.close(5)
     assert transport.requests == [b"0,1", b"2,3"]
     assert (now(), batcher.counts.exported, transport.closed) == (0.0, 12, True)
-    batcher.queue.offer(b"late", 3)
+    batcher.queue.offer(EncodedTrace(b"late"), 3)
     assert batcher.counts.dropped == NONE | {"undelivered": 3}
 
 

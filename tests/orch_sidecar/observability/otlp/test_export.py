@@ -16,6 +16,7 @@ from orch_sidecar.observability.otlp.delivery import Transport
 from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
 from orch_sidecar.observability.otlp.settings import ExportSettings
+from orch_sidecar.observability.otlp.trace_queue import EncodedTrace
 from orch_sidecar.observability.tracing import LossReason
 from tests.orch_sidecar.observability.otlp.grpc_receivers import failing, grpc_receiver, returning
 from tests.orch_sidecar.observability.otlp.http_receivers import (
@@ -80,7 +81,7 @@ async def test_every_span_arrives_once_whatever_failed_before(
             EXPORTER_OTLP_COMPRESSION=compression,
         )
         for trace in traces.traces:
-            batcher.queue.offer(trace, 3)
+            batcher.queue.offer(EncodedTrace(trace), 3)
         while batcher.counts.exported < traces.spans:
             assert batcher.counts.dropped == NONE
             await asyncio.sleep(0.01)

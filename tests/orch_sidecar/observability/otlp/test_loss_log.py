@@ -9,6 +9,7 @@ import pytest
 
 from orch_sidecar.observability.otlp.batcher import LOG_EVERY_S
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from orch_sidecar.observability.otlp.trace_queue import EncodedTrace
 from tests.orch_sidecar.observability.otlp.scripted import (
     DELIVERED,
     REJECTED,
@@ -35,13 +36,13 @@ async def test_failing_collector_has_one_line_in_a_while(
     batcher = batcher_of(transport)
     began = now()
     while now() - began < LOG_EVERY_S:
-        batcher.queue.offer(b"a", 6)
+        batcher.queue.offer(EncodedTrace(b"a"), 6)
         await asyncio.sleep(1)
     assert lines(caplog) == [
         "traces to http://collector:4318/v1/traces: 6 spans were lost: HTTP 400 Bad Request"
     ]
     for _ in range(4):
-        batcher.queue.offer(b"b", 6)
+        batcher.queue.offer(EncodedTrace(b"b"), 6)
     await batcher.close(5)
     assert len(lines(caplog)) == 3  # the time is over; and what is left has a line at the end
     lost = [int(line.split(" spans")[0].split()[-1]) for line in lines(caplog)]
@@ -50,7 +51,7 @@ async def test_failing_collector_has_one_line_in_a_while(
 
 async def test_full_queue_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     batcher = batcher_of(ScriptedTransport(DELIVERED))
-    batcher.queue.offer(b"a", 13)
+    batcher.queue.offer(EncodedTrace(b"a"), 13)
     (line,) = lines(caplog)
     assert "13 spans were lost: the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: 12 spans)" in line
     await batcher.close(5)
@@ -61,7 +62,7 @@ async def test_full_queue_does_not_hide_why_the_collector_fails(
 ) -> None:
     batcher = batcher_of(ScriptedTransport(RETRY))
     while len(lines(caplog)) < 3:
-        batcher.queue.offer(b"a", 3)
+        batcher.queue.offer(EncodedTrace(b"a"), 3)
         await asyncio.sleep(0.5)
     for line in lines(caplog)[1:]:
         assert "the queue is full" in line
@@ -74,9 +75,9 @@ async def test_all_that_was_lost_is_in_the_log_once_the_collector_is_back(
 ) -> None:
     batcher = batcher_of(ScriptedTransport(DELIVERED))
     for _ in range(100):
-        batcher.queue.offer(b"a", 3)
+        batcher.queue.offer(EncodedTrace(b"a"), 3)
     await asyncio.sleep(2 * LOG_EVERY_S)
-    batcher.queue.offer(b"b", 3)
+    batcher.queue.offer(EncodedTrace(b"b"), 3)
     await asyncio.sleep(2 * LOG_EVERY_S)
     lost = [int(line.split(" spans")[0].split()[-1]) for line in lines(caplog)]
     assert lost == [3, 285]
@@ -90,7 +91,7 @@ async def test_warning_of_a_collector_is_in_the_log_once(
     warning = Reply(Verdict.DELIVERED, "this API will go")
     batcher = batcher_of(ScriptedTransport(*[warning] * 3, Reply(Verdict.DELIVERED, "it is gone")))
     for _ in range(4):
-        batcher.queue.offer(b"a", 6)
+        batcher.queue.offer(EncodedTrace(b"a"), 6)
         await asyncio.sleep(2 * LOG_EVERY_S)
     await batcher.close(5)
     assert lines(caplog) == [
@@ -102,7 +103,7 @@ async def test_warning_of_a_collector_is_in_the_log_once(
 
 async def test_export_without_a_failure_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     batcher = batcher_of(ScriptedTransport(RETRY, DELIVERED))
-    batcher.queue.offer(b"a", 6)
+    batcher.queue.offer(EncodedTrace(b"a"), 6)
     await asyncio.sleep(10)
     await batcher.close(5)
     assert (batcher.counts.exported, caplog.records) == (6, [])

@@ -48,7 +48,7 @@ SAMPLERS: dict[str, Sampler] = {
 }
 UNLIMITED = SpanLimits()
 # The context of a trace that is not sampled, by its parts before and after the id of a span.
-_UNSAMPLED = re.compile(rb"(traceparent: .{36})[0-9a-f]{16}(-0[02]\r\n)")
+_UNSAMPLED = re.compile(r"(traceparent: .{36})[0-9a-f]{16}(-0[02]\r\n)")
 LIMITS = st.builds(
     SpanLimits,
     max_span_attributes=st.sampled_from([None, 0, 1, 3, 8, 15, 20, 31, 32, SpanLimits.UNSET]),
@@ -94,9 +94,9 @@ def of_sdk(exporter: InMemorySpanExporter) -> list[Span]:
     ]
 
 
-def without_unsampled_ids(headers: list[bytes]) -> list[bytes]:
+def without_unsampled_ids(headers: list[str]) -> list[str]:
     """What is not sampled has ids that nobody sees again."""
-    return [_UNSAMPLED.sub(rb"\1 \2", lines) for lines in headers]
+    return [_UNSAMPLED.sub(r"\1 \2", lines) for lines in headers]
 
 
 def assert_same(world: SimpleNamespace, sampler: Sampler, limits: SpanLimits) -> None:

@@ -35,7 +35,7 @@ def begun(tracing: SpanTracing, **more: Any) -> tuple[RequestRecord, Trace]:
     record = record_of(**more)
     record.cost, record.labels = 1, PLACED
     trace = tracing.begin(record, {})
-    record.admitted = record.arrived
+    record.admitted, record.lease = record.arrived, "lease"
     trace.dispatched()
     return record, trace
 
@@ -151,6 +151,7 @@ def test_record_that_cannot_be_encoded_costs_itself_alone(
         record = record_of(**more)
         trace = tracing.begin(record, {})
         record.cost, record.labels, record.admitted = 1, PLACED, record.arrived
+        record.lease = "lease"
         if bad and not more:
             setattr(record, field, value)
         trace.dispatched()
