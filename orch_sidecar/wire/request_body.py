@@ -30,6 +30,8 @@ T = TypeVar("T")
 # For how long all bodies together are outlined in one turn of the event loop. Not one slice in a
 # turn: on a busy loop a turn takes a millisecond, and a large body has a thousand slices.
 _TURN_AFTER_S: Final = 0.002
+# What follows the first slice of most bodies, one long text.
+_LITTLE_BYTES: Final = 4096
 
 JSON: Final = "application/json"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -117,17 +119,28 @@ class BodyReader:
             await self._outline(body, outline)
         except InvalidBody as unreadable:
             return unreadable.refusal
+        outlined = outline.result()
+        if len(outlined) <= SLICE_BYTES:
+            return read(outlined)
         async with self._outline_lock:
             await asyncio.sleep(0)
-            return read(outline.result())
+            return read(outlined)
 
     async def _outline(self, part: bytes, outline: Outline, begin: int = 0) -> None:
         """Has the outline read the rest of a part that begins at `begin`. Raises InvalidBody.
 
-        One body at a time: several together would delay the event loop.
+        What takes as long as the body of another request is done at once. The rest of one body at a
+        time: several together would delay the event loop.
         """
+        at = outline.read_bytes - begin
+        if at < len(part):
+            at = outline.feed(part, at)
+        if at < len(part) <= at + _LITTLE_BYTES:
+            at = outline.feed(part, at)
+        if at == len(part):
+            return
         async with self._outline_lock:
-            while (at := outline.read_bytes - begin) < len(part):
+            while at < len(part):
                 now = time.perf_counter()
                 if self._turn_ends_at is None:
                     self._turn_ends_at = now + _TURN_AFTER_S
@@ -135,7 +148,7 @@ class BodyReader:
                 elif now >= self._turn_ends_at:
                     await asyncio.sleep(0)
                     continue
-                outline.feed(part[at : at + SLICE_BYTES])
+                at = outline.feed(part, at)
 
     def _end_turn(self) -> None:
         self._turn_ends_at = None

@@ -25,11 +25,11 @@ MIB = 2**20
 
 def outlined(body: bytes, cut: int | None = None) -> bytes:
     """The outline, read in slices of `cut` bytes."""
-    made = Outline()
-    cut = SLICE_BYTES if cut is None else cut
-    pieces = (body[i : i + cut] for i in range(0, len(body), cut))
-    for piece in pieces:
-        made.feed(piece)
+    made, cut = Outline(), cut or len(body)
+    for piece in (body[i : i + cut] for i in range(0, len(body), cut)):
+        at = 0
+        while at < len(piece):
+            at = made.feed(piece, at)
     return made.result()
 
 
@@ -79,6 +79,21 @@ def test_outline_has_the_structure_and_the_top_level_wherever_slices_end(
     document = parse_json(outlined(body, cut), 64, outlined=True)
     expected = shape(json.loads(body))
     assert {key: bare(value) for key, value in expected.items()} == document
+
+
+@given(TEXT, st.booleans(), st.integers(0, 24), st.integers(0, 2))
+@example("\\", False, 1, 1)
+@example('\\"', True, 1, 1)
+def test_string_in_which_a_slice_ends_is_read_like_any_other(
+    text: str, top: bool, before_end: int, more: int
+) -> None:
+    content = json.dumps(text, ensure_ascii=False)[1:-1].encode() * 10**more
+    begin = b'{"a": 1, "b": "' if top else b'{"a": {"b": "'
+    spaces = b" " * (SLICE_BYTES - len(begin) - min(before_end, len(content)))
+    body = spaces + begin + content + (b'"}' if top else b'", "": ["c", 2]}, "d": "e"}')
+    assert parse_json(outlined(body), 64, outlined=True) == parse_json(
+        outlined(body, 7), 64, outlined=True
+    )
 
 
 BYTES = st.lists(

@@ -17,6 +17,7 @@ from orch_sidecar.wire.request_body import BodyReader
 
 SLICES = 256
 BODY = b'{"prompt": "%b"}' % (b"x" * (SLICES * SLICE_BYTES - 32))
+NUMBERS = b'{"prompt": [%b1]}' % ((b"1" * 255 + b",") * (SLICES * SLICE_BYTES // 256 - 1))
 
 
 @pytest.mark.parametrize(("slice_ms", "least", "most"), [(0.1, 10, 20), (5.0, SLICES, SLICES + 8)])
@@ -28,7 +29,7 @@ async def test_event_loop_runs_between_slices(
         "orch_sidecar.wire.request_body.time.perf_counter", lambda: next(clock) * slice_ms / 1000
     )
     reader = BodyReader(SidecarSettings())
-    outlining = asyncio.create_task(reader.read_outlined(BODY, len))
+    outlining = asyncio.create_task(reader.read_outlined(NUMBERS, len))
     turns = 0
     while not outlining.done():
         await asyncio.sleep(0)
@@ -95,11 +96,12 @@ async def test_bodies_share_the_time_of_a_turn(monkeypatch: pytest.MonkeyPatch) 
         "orch_sidecar.wire.request_body.time.perf_counter", lambda: next(clock) / 1000
     )
     reader, outlines = BodyReader(SidecarSettings()), [Outline(), Outline()]
-    tasks = [asyncio.create_task(reader.read_outlined(BODY, len, each)) for each in outlines]
-    while not outlines[1].read_bytes:
+    tasks = [asyncio.create_task(reader.read_outlined(NUMBERS, len, each)) for each in outlines]
+    await asyncio.sleep(0)  # the first slice of each does not wait
+    for _ in range(16):
         before = sum(each.read_bytes for each in outlines)
         await asyncio.sleep(0)
-        assert sum(each.read_bytes for each in outlines) - before <= 3 * SLICE_BYTES
+        assert 0 < sum(each.read_bytes for each in outlines) - before <= 3 * SLICE_BYTES
     for each in tasks:
         each.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
