@@ -187,8 +187,8 @@ class ClientRequest:
 
     @property
     def content_length(self) -> int | None:
-        length = self.headers.get(CONTENT_LENGTH)
-        return None if length is None else int(length)
+        at = self.names.content_length
+        return int(self.raw_headers[at][1]) if at >= 0 else None
 
     def for_aiohttp(self) -> web.BaseRequest:
         """Returns the same request as aiohttp has it."""
@@ -245,8 +245,8 @@ class RequestParser:
         """Whether no more should be read until some of them are served."""
         return bool(self._held) or len(self.ready) > MOST_AHEAD
 
-    def parse(self, data: bytes | memoryview) -> None:
-        """Parses what has arrived: of heads at most SLICE_BYTES."""
+    def parse(self, data: bytes | memoryview, more: bool = False) -> None:
+        """Parses what has arrived: of heads at most SLICE_BYTES. `more`: what follows comes next."""
         if self.ended:
             return
         try:
@@ -258,14 +258,14 @@ class RequestParser:
         except httptools.HttpParserError as error:
             self._fail(str(error))
         else:
-            if self._arriving is not None or self._target:
+            if not more and (self._arriving is not None or self._target):
                 self._wait_for_rest(len(data))
 
     def parse_slices(self, data: bytes) -> None:
         """Parses what has arrived, or holds a part of it."""
         rest, at = memoryview(data), 0
         while at < len(data) and not self.ended:
-            size = max(SLICE_BYTES, self._missing_bytes())
+            size, head = max(SLICE_BYTES, self._missing_bytes()), -1
             if self._arriving is None:
                 if self.is_full:
                     self._held = data[at:]
@@ -273,7 +273,7 @@ class RequestParser:
                 # A body in one piece need not be put together.
                 if (head := data.find(_HEAD_END, at, at + size)) >= 0:
                     size = head + len(_HEAD_END) - at
-            self.parse(rest[at : at + size])
+            self.parse(rest[at : at + size], head >= 0 and at + size < len(data))
             at += size
 
     def go_on(self) -> None:

@@ -117,9 +117,9 @@ class HeaderNames:
     are options of how to serve the request (`read_options`). `forwarded`,
     `forwarded_without_credentials`: the places of the fields that are. `has_connection`:
     `Connection` is present. `chunked`: so is `Transfer-Encoding`, which then ends in `chunked`.
-    `traced`: so is `traceparent`. `host`, `content_type`, `credential`: the places of these fields,
-    the last one with the client's key; -1 of an absent one. `fault`: why no request can have these.
-    `unusual`: there is such a fault, no `Host`, or an `Upgrade`.
+    `traced`: so is `traceparent`. `host`, `content_type`, `content_length`, `credential`: the
+    places of these fields, the last one with the client's key; -1 of an absent one. `fault`: why
+    no request can have these. `unusual`: there is such a fault, no `Host`, or an `Upgrade`.
     """
 
     has_options: bool
@@ -131,6 +131,7 @@ class HeaderNames:
     chunked: bool
     traced: bool
     content_type: int
+    content_length: int
     credential: int
     fault: str | None
     unusual: bool
@@ -197,6 +198,7 @@ def header_names(names: bytes) -> HeaderNames:
         _TRANSFER_ENCODING in lower,
         _TRACEPARENT in lower,
         lower.index(_CONTENT_TYPE) if _CONTENT_TYPE in lower else -1,
+        lower.index(_CONTENT_LENGTH) if _CONTENT_LENGTH in lower else -1,
         next((lower.index(name) for name in _KEYS if name in lower), -1),
         f"{repeated[0].decode()} is there twice" if repeated else None,
         bool(repeated) or _HOST not in lower or _UPGRADE in lower,
