@@ -47,8 +47,7 @@ class EngineConnection(asyncio.Protocol):
         assert self.transport is not None
         self.receiver = receiver
         if len(body) > LARGE_BYTES:  # it is never copied
-            self.transport.write(head)
-            self.transport.write(body)
+            self.transport.writelines((head, body))
         else:
             self.transport.write(head + body)
 
