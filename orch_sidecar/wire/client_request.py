@@ -246,7 +246,7 @@ class RequestParser:
         return bool(self._held) or len(self.ready) > MOST_AHEAD
 
     def parse(self, data: bytes | memoryview, more: bool = False) -> None:
-        """Parses what has arrived: of heads at most SLICE_BYTES. `more`: what follows comes next."""
+        """Parses what has arrived: of heads at most SLICE_BYTES. `more`: the next is at hand."""
         if self.ended:
             return
         try:
