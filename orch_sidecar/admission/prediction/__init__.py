@@ -1,1 +1,1 @@
-"""Predicts service times, output lengths, starts and the demand from measurements. Pure."""
+"""Predicts from measurements how long requests take, when slots come free, and the demand. Pure."""
