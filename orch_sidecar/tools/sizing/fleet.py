@@ -21,7 +21,7 @@ from orch_sidecar.admission.types import StepTime
 from orch_sidecar.engine_state.report import step_time_of
 from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
-from orch_sidecar.tools.facts.tables.row import Label, Row
+from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Direct, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
@@ -104,7 +104,7 @@ def of_facts(
     used = [
         row
         for row in rows
-        if row.measurement_type is not Label.TO_BE_CONFIRMED
+        if row.is_confirmed
         and model_id in (None, row.model_id, row.model_name)
         and gpu in (None, row.gpu)
     ]

@@ -139,7 +139,7 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[str] = ()) -> Compa
         first = places.setdefault(located.row, located.place)
         if first != located.place:
             left_out.append(ExcludedRow(located.place, f"repeats {first}, which is counted once"))
-        elif located.row.measurement_type is Label.TO_BE_CONFIRMED:
+        elif not located.row.is_confirmed:
             left_out.append(ExcludedRow(located.place, condition.UNCONFIRMED))
         else:
             remarks = condition.remarks_of(located.row.notes, located.place in verified)

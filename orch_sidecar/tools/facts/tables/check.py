@@ -16,7 +16,6 @@ from orch_sidecar.tools.facts.tables.forms import invisible_rule
 from orch_sidecar.tools.facts.tables.row import (
     COLUMNS,
     TYPES,
-    Label,
     Row,
     label_of_run,
     makes_one_row,
@@ -135,7 +134,7 @@ def _two_labels(run: str, first: LocatedRow, second: LocatedRow) -> Fault:
     """Returns the fault of two rows that state different labels for one run."""
     label = label_of_run(first.row)
     rule = f"{first.place} has {str(label)!r} for the same run, {run}: a run has one label"
-    if second.row.measurement_type is not Label.TO_BE_CONFIRMED:
+    if second.row.is_confirmed:
         return Fault.at(second.record, _LABEL, rule)
     return Fault.at(second.record, _NOTES, f"the note claim: {rule}")
 

@@ -35,24 +35,28 @@ _FORMULA: Final = re.compile(r"""(?:\A|;)[\s"']*([=+\-@\uff1d\uff0b\uff0d\uff20]
 _CONTROL_NAMES: Final = {"\0": "NULL", "\t": "CHARACTER TABULATION", "\x1b": "ESCAPE"}
 
 
-# The decimals to which producers of rows round one after the other, before the six digits.
-WINDOW_S: Final = (6, 3)
-TIME_MS: Final = (4, 3)
-TOKENS_PER_S: Final = (4,)
-MEAN: Final = (3,)
 _SIGNIFICANT_DIGITS: Final = 6
 # Far below any rounding, and above the errors of the arithmetic here.
 _ARITHMETIC: Final = 1e-12
 
 
+class Rounded(NamedTuple):
+    """The least and the largest number that a rounded one may stand for; both are included."""
+
+    least: float
+    most: float
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a value must be: the whole text matches `pattern`, and if it is a number, it `holds`.
-    `rule`: all of that in words."""
+    `rule`: all of that in words. `decimals`: to which producers of rows round a number one after
+    the other, before the six digits."""
 
     rule: str
     pattern: str
     holds: Callable[[float], bool] | None = None
+    decimals: Sequence[int] = ()
 
     def violated_rule(self, value: str) -> str | None:
         """Returns the rule if a value violates it, else None."""
@@ -61,6 +65,19 @@ class Form:
             valid = math.isfinite(float(value)) and self.holds(float(value))
         return None if valid else self.rule
 
+    def before_rounding(self, value: float) -> Rounded:
+        """Returns the numbers that may have been rounded to this one, which is not negative.
+
+        Floats in notes and the throughput have six significant digits (`format_notes`,
+        `row_fields`), after roundings to some decimals; the rounding to six digits changes nothing
+        where the last of those left no more digits.
+        """
+        slack = value * _ARITHMETIC + sum(0.5 * 10.0**-each for each in self.decimals)
+        if value > 0:
+            last_digit = math.floor(math.log10(value)) + 1 - _SIGNIFICANT_DIGITS
+            slack += 0.5 * 10.0**last_digit if last_digit > -self.decimals[-1] else 0.0
+        return Rounded(max(0.0, value - slack), value + slack)
+
 
 def whole(least: int) -> Form:
     """Returns the form of a count."""
@@ -68,10 +85,11 @@ def whole(least: int) -> Form:
     return Form(rule, _WHOLE, lambda value: value >= least)
 
 
-def number(unit: str, least: float, most: float = math.inf) -> Form:
+def number(unit: str, least: float, most: float = math.inf, decimals: Sequence[int] = ()) -> Form:
     """Returns the form of a number between two others, both included."""
     limits = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
-    return Form(f"must be a number {unit}{limits}", _FLOAT, lambda value: least <= value <= most)
+    rule = f"must be a number {unit}{limits}"
+    return Form(rule, _FLOAT, lambda value: least <= value <= most, decimals)
 
 
 def one_of(*values: str) -> Form:
@@ -94,6 +112,7 @@ THROUGHPUT: Final = Form(
     "must be tokens per second, a decimal number above 0 such as 92.72",
     _DECIMAL,
     lambda value: value > 0,
+    decimals=(4,),
 )
 
 
@@ -121,24 +140,3 @@ def formula_rule(value: str) -> str | None:
 def _name(character: str) -> str:
     default = _CONTROL_NAMES.get(character, "a character without a name")
     return f"U+{ord(character):04X} {unicodedata.name(character, default)}"
-
-
-class Rounded(NamedTuple):
-    """The least and the largest number that a rounded one may stand for; both are included."""
-
-    least: float
-    most: float
-
-
-def before_rounding(value: float, decimals: Sequence[int]) -> Rounded:
-    """Returns the numbers that may have been rounded to this one, which is not negative.
-
-    Floats in notes and the throughput have six significant digits (`format_notes`,
-    `row_fields`), after roundings to some decimals. `decimals`: of the roundings before that
-    to six digits, which changes nothing where the last of them left no more digits.
-    """
-    slack = value * _ARITHMETIC + sum(0.5 * 10.0**-each for each in decimals)
-    if value > 0:
-        last_digit = math.floor(math.log10(value)) + 1 - _SIGNIFICANT_DIGITS
-        slack += 0.5 * 10.0**last_digit if last_digit > -decimals[-1] else 0.0
-    return Rounded(max(0.0, value - slack), value + slack)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from orch_sidecar.tools.facts.tables import forms
 from orch_sidecar.tools.facts.tables.forms import ABOVE_0, Form, matches, number, one_of, whole
 
 _SHARE: Final = number("", 0, 1)
@@ -43,7 +44,7 @@ class Arrivals(StrEnum):
 
 # Sequences per decode step: the mean over the steps of the window, and the largest. The column
 # `batch` is the mean, rounded.
-BATCH_MEAN: Final = _note("batch_mean", number("", 1))
+BATCH_MEAN: Final = _note("batch_mean", number("", 1, decimals=(3,)))
 BATCH_MAX: Final = _note("batch_max", whole(1))
 # Of all requests, those that met the SLO.
 GOODPUT_SHARE: Final = _note("goodput_share", _SHARE)
@@ -196,6 +197,10 @@ class RowNotes(dict[str, str]):
         """Returns a whole number; None where it is not noted."""
         return int(self[name]) if name in self else None
 
+    def rounded(self, name: str) -> forms.Rounded | None:
+        """Returns the numbers that a noted one may stand for; None where it is not noted."""
+        return FORMS[name].before_rounding(float(self[name])) if name in self else None
+
     def pair(self, name: str) -> str:
         """Returns `name=value`; empty where it is not noted."""
         return f"{name}={self[name]}" if name in self else ""
@@ -222,13 +227,13 @@ FORMS: Final[Mapping[str, Form]] = {
     ),
     "at_once": whole(1),
     "requests": whole(1),
-    "window_s": number("of seconds, ", 0),
+    "window_s": number("of seconds, ", 0, decimals=(6, 3)),
     "batch_is": one_of("overlap"),
     "acceptance_length": number("", 1),
     **dict.fromkeys(("rate_per_s", "burstiness", *SLOS), ABOVE_0),
     **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
     **{
-        note(name, percentile): number("of milliseconds, ", 0)
+        note(name, percentile): number("of milliseconds, ", 0, decimals=(4, 3))
         for note in (time_note, early_note)
         for name in TIMES
         for percentile in PERCENTILES

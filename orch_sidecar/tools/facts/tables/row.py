@@ -59,6 +59,11 @@ class Row:
     source_tag: Annotated[str, TEXT]
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether it is known how the engine was batching."""
+        return self.measurement_type is not Label.TO_BE_CONFIRMED
+
+    @property
     def notes(self) -> RowNotes:
         """What `scenario_notes` has. Raises ValueError unless it is `key=value` pairs."""
         return parse_notes(self.scenario_notes)
@@ -232,7 +237,7 @@ def makes_one_row(source_tag: str) -> bool:
 
 def label_of_run(row: Row) -> Label | None:
     """Returns the label that a row states about its run: its own, or the one that it claims."""
-    if row.measurement_type is not Label.TO_BE_CONFIRMED:
+    if row.is_confirmed:
         return row.measurement_type
     claim = row.notes.get("claim", "none")
     return Label(claim) if claim in set(Label) - {Label.TO_BE_CONFIRMED} else None

@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.tables.check import check, header_fault, invalid_fields
 from orch_sidecar.tools.facts.tables.forms import (
-    MEAN,
     TEXT,
     THROUGHPUT,
-    TIME_MS,
-    TOKENS_PER_S,
-    WINDOW_S,
     Form,
-    before_rounding,
     formula_rule,
     invisible_rule,
     number,
@@ -143,7 +138,7 @@ def test_visible_text_has_no_fault(value: str) -> None:
 
 @given(
     value=st.floats(0, 1e9),
-    decimals=st.sampled_from([WINDOW_S, TIME_MS, TOKENS_PER_S, MEAN]),
+    decimals=st.sampled_from([(6, 3), (4, 3), (4,), (3,)]),
     rounded=st.booleans(),
 )
 def test_interval_contains_every_number_that_is_written_so(
@@ -153,7 +148,7 @@ def test_interval_contains_every_number_that_is_written_so(
     for each in decimals if rounded else decimals[-1:]:
         written = round(written, each)
     text = format_notes({"x": written}).removeprefix("x=")
-    found = before_rounding(float(text), decimals)
+    found = number("", 0, decimals=decimals).before_rounding(float(text))
     assert found.least <= value <= found.most
 
 
@@ -162,6 +157,6 @@ def test_interval_contains_every_number_that_is_written_so(
     [("0", 0.0005005), ("599.999", 0.0005005), ("1000", 0.0055005), ("123456", 0.5005005)],
 )
 def test_slack_is_that_of_the_last_digit(text: str, slack: float) -> None:
-    found = before_rounding(float(text), WINDOW_S)
+    found = number("", 0, decimals=(6, 3)).before_rounding(float(text))
     assert found.most - float(text) == pytest.approx(slack, abs=1e-6)
     assert found.least == pytest.approx(max(0.0, float(text) - slack), abs=1e-6)
