@@ -6,19 +6,30 @@ needs a picture, or only explains one, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from xml.etree.ElementTree import Element
 
 from orch_sidecar.tools.drawing.chart import Chart
 from orch_sidecar.tools.drawing.picture import element_of
-from orch_sidecar.tools.drawing.texts import Child, aligned, element, html_of, shown, value_text
+from orch_sidecar.tools.drawing.texts import (
+    NONE,
+    Child,
+    aligned,
+    element,
+    html_of,
+    shown,
+    value_text,
+)
 
 # The page loads nothing, whatever a name in it contains.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = Path(__file__).with_name("page.css")
 _NUMBER: Final = {"class": "number"}
+
+# The head of each column of a table, and the text of a thing in it.
+Columns = Sequence[tuple[str, Callable[..., str]]]
 
 
 class Page:
@@ -121,6 +132,13 @@ class Page:
         made = element("table", element("thead", element("tr", *named)), element("tbody", *body))
         self._parts.append(element("div", made, class_="wide", tabindex="0"))
         self._say(*aligned(head, found, texts))
+
+    def columns(self, columns: Columns, things: Iterable[Sequence[Any]], texts: int = 1) -> None:
+        """Appends a table with a row for each thing, without the columns that none of them has."""
+        found = list(things)
+        cells = [[head, *(text(*each) for each in found)] for head, text in columns]
+        head, *rows = zip(*(each for each in cells if {*each[1:]} - {NONE, ""}), strict=True)
+        self.table(head, rows, texts)
 
     def facts(self, groups: Mapping[str, Mapping[str, object]]) -> None:
         """Appends documents with their titles, side by side where there is place."""

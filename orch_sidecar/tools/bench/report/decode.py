@@ -8,7 +8,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -22,7 +22,7 @@ from orch_sidecar.tools.bench.decode.result import (
 from orch_sidecar.tools.bench.report.sweep import fit_series, fit_text
 from orch_sidecar.tools.bench.results.sweep import Fit
 from orch_sidecar.tools.drawing.chart import Chart, Series, bars_by_batch, by_size
-from orch_sidecar.tools.drawing.page import Page
+from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import number_text, percent
 
 _NO_LABEL: Final = (
@@ -31,8 +31,7 @@ _NO_LABEL: Final = (
 )
 # Of the CPUs: what an idle machine's own services do not reach.
 _BUSY_SHARE: Final = 0.25
-# The head of each column, and the text of a point in it.
-_COLUMNS: Final[tuple[tuple[str, Callable[[Point], str]], ...]] = (
+_COLUMNS: Final[Columns] = (
     ("b", lambda point: str(point.batch)),
     ("steps", lambda point: str(point.steps)),
     ("tokens/s", lambda point: number_text(point.tokens_per_s)),
@@ -63,8 +62,7 @@ def decode_report(found: DecodeResult) -> Page:
         page.text(_window_line(found.runs[0], later))
     if found.points:
         page.section("By batch")
-        rows = [[cell(point) for _, cell in _COLUMNS] for point in found.points]
-        page.table([head for head, _ in _COLUMNS], rows, texts=0)
+        page.columns(_COLUMNS, zip(found.points), texts=0)
         page.text(fit_text(found.fit))
         page.charts(_charts(found.points, found.fit))
     page.section("What was measured, and how")

@@ -10,7 +10,7 @@ from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, condition
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Curve, Fit, Point, Sweep
 from orch_sidecar.tools.drawing.chart import Chart, Series, apart, by_size
-from orch_sidecar.tools.drawing.page import Page, badge
+from orch_sidecar.tools.drawing.page import Columns, Page, badge
 from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 
 _CURVE_POINTS: Final = 60
@@ -27,8 +27,7 @@ def _of(name: str, part: str = "value_text") -> Callable[[Point, Measures], str]
     return lambda _, known: getattr(known[name], part) if name in known else NONE
 
 
-# The head of each column, and the text of a point in it.
-_COLUMNS: Final[tuple[tuple[str, Callable[[Point, Measures], str]], ...]] = (
+_COLUMNS: Final[Columns] = (
     ("clients", lambda point, _: str(point.clients)),
     ("batch, mean", lambda point, _: number_text(point.batch if point.result.batches else None)),
     ("tokens/s", lambda point, _: number_text(point.figures.tokens_per_s)),
@@ -57,14 +56,14 @@ def sweep_report(sweep: Sweep) -> Page:
     page.text(f"{began(first)} · {len(sweep.results)} runs")
     page.charts(sweep_charts(sweep), "Curves")
     page.section("Points")
-    rows = [[cell(*each) for _, cell in _COLUMNS] for each in _measured(sweep)]
-    page.table([head for head, _ in _COLUMNS], rows)
+    if measured := _measured(sweep):
+        page.columns(_COLUMNS, measured)
     page.text(fit_text(sweep.fit))
     sound = [point for point in sweep.points if point.result.is_sound]
     if sound:
         base = counted(sound[0].clients, "client")
         page.text(f"Speed-up and efficiency are relative to {base}.")
-    elif rows:
+    elif measured:
         page.text("There is no speed-up, as no point is sound.")
     page.remark(INTERVALS_TEXT)
     page.list([*limits(sweep), *_reasons(sweep)])

@@ -16,8 +16,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     sound_rows,
 )
 from orch_sidecar.tools.facts.comparison import cost
-from orch_sidecar.tools.facts.comparison.compare import compare
-from orch_sidecar.tools.facts.comparison.report import as_page, charts_of, title_of
+from orch_sidecar.tools.facts.comparison.compare import as_page, charts_of, compare
 from orch_sidecar.tools.facts.tables.files import read, write
 from orch_sidecar.tools.terminal import print_json
 
@@ -88,7 +87,7 @@ def _compare(options: argparse.Namespace) -> int:
     if not found.sets:
         raise Unavailable("the files have no row that can be compared")
     if options.plot is not None:
-        picture = drawn(options.plot.suffix, title_of(found), charts_of(found))
+        picture = drawn(options.plot.suffix, found.title, charts_of(found))
         write(options.plot, picture)
     if options.report is not None:
         write(options.report, page.html)

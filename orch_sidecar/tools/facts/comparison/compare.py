@@ -1,4 +1,4 @@
-"""Compares facts that were measured under the same conditions.
+"""Compares facts that were measured under the same conditions, and shows them as a page and charts.
 
 Pure. A set has the rows of one model on one engine with work of about the same lengths. In it the
 ways of batching stand side by side: a single-stream figure is never averaged with a batched one,
@@ -12,12 +12,16 @@ the column `batch` has rounded: an open loop's largest batch is several times it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from statistics import fmean, median
 from string import ascii_uppercase
+from typing import Final
 
+from orch_sidecar.tools.drawing.chart import Chart, Series, by_size
+from orch_sidecar.tools.drawing.page import Columns, Page
+from orch_sidecar.tools.drawing.texts import NONE, number_text, rounded
 from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, time_note
@@ -111,6 +115,21 @@ class Comparison:
 
     sets: tuple[ComparableSet, ...]
     left_out: tuple[ExcludedRow, ...]
+
+    @property
+    def title(self) -> str:
+        """The conditions that all sets share."""
+        sets = [each.conditions for each in self.sets]
+        without = condition.varied(sets)
+        return condition.describe(sets[0], without=without) if sets else "Nothing to compare"
+
+    @property
+    def subjects(self) -> list[str]:
+        """What distinguishes each set from the others."""
+        sets = [each.conditions for each in self.sets]
+        differing, contrasts = condition.varied(sets), condition.varied(sets, known=True)
+        shared = [name for name in condition.DIFFERENCES if name not in differing]
+        return [condition.describe(each, without=shared, always=contrasts) for each in sets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +257,96 @@ def _notes(facts: Sequence[_Fact], name: str) -> Iterator[float]:
     """Yields the values of a note, of the rows that have it."""
     values = (each.row.notes.number(name) for each in facts)
     return (value for value in values if value is not None)
+
+
+_LINES: Final = {Label.SINGLE_STREAM: "-", Label.BATCHED_ONLINE: "--", Label.OFFLINE: "-."}
+_BATCH: Final = "mean batch (sequences per decode step)"
+LINEAR: Final = "linear scaling"
+_WAYS: Final = "Ways of batching"
+_SET_COLORS: Final = 5  # the sixth is that of linear scaling
+
+
+def as_page(comparison: Comparison) -> Page:
+    """Returns a table for each set, the charts, then the excluded rows."""
+    page = Page(comparison.title)
+    for subject, of_set in zip(comparison.subjects, comparison.sets, strict=True):
+        page.section(subject or _WAYS)
+        points = ((way, point) for way in of_set.ways for point in way.points)
+        page.columns(_COLUMNS, points, texts=2)
+    if comparison.sets:
+        page.text(
+            "Speed-up and efficiency are relative to the smallest batch of the same way of "
+            "batching; x single is the tokens/s of all over what a single stream gets."
+        )
+        page.section("Charts")
+        page.charts(charts_of(comparison))
+    if comparison.left_out:
+        page.section("Excluded")
+        page.list(f"{each.place}: {each.why}" for each in comparison.left_out)
+    return page
+
+
+def charts_of(comparison: Comparison) -> list[Chart]:
+    """Returns throughput, TTFT and speed-up by batch, with a letter for each way of each set.
+
+    A color is a set's, and a line's style a label's; the first chart names them. Raises ValueError
+    for a comparison without a set.
+    """
+    named = [
+        (", ".join(filter(None, (subject, way.name))), way, number % _SET_COLORS)
+        for number, subject in enumerate(comparison.subjects)
+        for way in comparison.sets[number].ways
+    ]
+
+    def series(
+        y: Callable[[Point], float | None], *, least: int = 1, named_here: bool = False
+    ) -> list[Series]:
+        found = []
+        for name, way, color in named:
+            points = [(each.batch_mean, y(each)) for each in way.points]
+            known = [(x, value) for x, value in points if value is not None]
+            if len(known) >= least:
+                xs, ys = zip(*known, strict=True)
+                style = _LINES[way.measurement_type], f"${way.letter}$", color
+                found.append(Series(name if named_here else "", xs, ys, *style))
+        return found
+
+    speedups = series(lambda point: point.speedup, least=2)
+    if speedups:
+        most = max(each.xs[-1] / each.xs[0] for each in speedups)
+        grown = [replace(each, xs=[x / each.xs[0] for x in each.xs]) for each in speedups]
+        linear = Series(LINEAR, [1.0, most], [1.0, most], ":", "", _SET_COLORS)
+        speedups = [*grown, linear]
+    charts = [
+        ("Throughput", "The median of each batch.", _BATCH, "generated tokens/s",
+         series(lambda point: point.tokens_per_s.median, named_here=True)),
+        ("Time to first token", "The medians of p50.", _BATCH, "ms",
+         series(lambda point: point.ttft_p50_ms)),
+        ("Speed-up", f"Over the smallest batch; dotted: {LINEAR}.", "growth of the mean batch",
+         "speed-up", speedups),
+    ]  # fmt: skip
+    return [by_size(*chart, linear=False) for chart in charts if chart[-1]]
+
+
+def _of_several(point: Point, value: float) -> str:
+    return NONE if point.rows == 1 else rounded(value, 2)
+
+
+# Of the points of a set.
+_COLUMNS: Final[Columns] = (
+    ("", lambda way, point: way.letter),
+    ("batching", lambda way, point: way.name),
+    ("batch", lambda way, point: f"{point.batch_mean:.2f}".rstrip("0").rstrip(".")),
+    ("peak", lambda way, point: str(point.batch_max or NONE)),
+    ("rows", lambda way, point: str(point.rows)),
+    ("tokens/s", lambda way, point: rounded(point.tokens_per_s.median, 2)),
+    ("min", lambda way, point: _of_several(point, point.tokens_per_s.least)),
+    ("max", lambda way, point: _of_several(point, point.tokens_per_s.most)),
+    ("per sequence", lambda way, point: rounded(point.tokens_per_s_per_sequence, 2)),
+    ("speed-up", lambda way, point: rounded(point.speedup, 2)),
+    ("efficiency", lambda way, point: rounded(point.efficiency, 2)),
+    ("x single", lambda way, point: rounded(point.over_single, 2)),
+    ("TTFT p50 ms", lambda way, point: number_text(point.ttft_p50_ms)),
+    ("p95 ms", lambda way, point: number_text(point.ttft_p95_ms)),
+    ("remarks", lambda way, point: ", ".join(point.remarks)),
+)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.drawing.page import Page
+from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text
 from orch_sidecar.tools.facts.comparison.compare import ExcludedRow
 from orch_sidecar.tools.facts.comparison.conditions import UNCONFIRMED, remarks_of
@@ -187,7 +187,7 @@ _OF_LABELS: Final[Mapping[Label, str]] = {
     Label.BATCHED_ONLINE: "a shared machine, by its tokens within the SLO",
     Label.OFFLINE: "a backlog for which nobody waits",
 }
-_COLUMNS: Final[tuple[tuple[str, Callable[[Cost], str]], ...]] = (
+_COLUMNS: Final[Columns] = (
     ("row", lambda cost: cost.place),
     ("model", lambda cost: cost.row.model_name),
     ("gpu", lambda cost: f"{cost.row.gpu_count} x " * (cost.row.gpu_count > 1) + cost.row.gpu),
@@ -221,8 +221,7 @@ def as_page(found: Costs) -> Page:
     )
     for label, costs in found.costs.items():
         page.section(f"{label}: {_OF_LABELS[label]}")
-        rows = [[cell(each) for _, cell in _COLUMNS] for each in costs]
-        page.table([head for head, _ in _COLUMNS], rows, _TEXTS)
+        page.columns(_COLUMNS, zip(costs), _TEXTS)
     if found.costs:
         page.text(_RULE)
     if found.unpriced:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from orch_sidecar.tools.facts.comparison.compare import Comparison, compare
-from orch_sidecar.tools.facts.comparison.report import as_page
+from orch_sidecar.tools.facts.comparison.compare import Comparison, as_page, compare
 from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records

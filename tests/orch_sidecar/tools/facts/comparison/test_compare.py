@@ -10,17 +10,14 @@ import pytest
 
 from orch_sidecar.tools.drawing.picture import drawn
 from orch_sidecar.tools.facts.comparison.compare import (
+    LINEAR,
     Comparison,
     FigureRange,
     Point,
+    charts_of,
     compare,
 )
 from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, Loop, bands
-from orch_sidecar.tools.facts.comparison.report import (
-    LINEAR,
-    charts_of,
-    title_of,
-)
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.facts.comparison import compared, located, text_of
 from tests.orch_sidecar.tools.facts.comparison.real_names import sets
@@ -272,7 +269,7 @@ class TestReport:
 class TestCharts:
     def test_title_has_shared_conditions_and_names_the_others(self) -> None:
         found = compared(at(1, 90, SINGLE), at(2, 170), at(2, 150, gpu="A100"))
-        assert title_of(found) == (
+        assert found.title == (
             "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, accelerators: 1, "
             "512 tokens in, 512 tokens out, engine settings unknown"
         )
@@ -315,4 +312,4 @@ class TestCharts:
         found = sets(count)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert len(drawn(".svg", title_of(found), charts_of(found))) > 5000
+            assert len(drawn(".svg", found.title, charts_of(found))) > 5000

@@ -270,8 +270,8 @@ class TestText:
 
     def test_usual_condition_is_named_beside_another_one(self) -> None:
         text = text_of(compared(measured(100), measured(300, speculative="ngram:3")))
-        assert "512 tokens out, no speculative decoding, loaded as unknown\n" in text
-        assert "512 tokens out, speculative decoding ngram:3, loaded as unknown\n" in text
+        assert "\n\nno speculative decoding\n" in text
+        assert "\n\nspeculative decoding ngram:3\n" in text
         assert "quantization" not in text
 
     def test_unknown_settings_are_named_once(self) -> None:
