@@ -41,6 +41,7 @@ from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
 from orch_sidecar.tools.drawing.picture import drawn
+from orch_sidecar.tools.facts.commands.terminal import add_command
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -93,8 +94,8 @@ def parser() -> argparse.ArgumentParser:
     found.set_defaults(find_rate=False, loadgen=False, concurrencies=None, plot=None)
     commands = found.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
     for label, text in _HELP.items():
-        each = commands.add_parser(label.value.replace("_", "-"), help=text, description=text)
-        each.set_defaults(run=_run, label=label, **_ARRIVALS.get(label, {}))
+        each = add_command(commands, label.value.replace("_", "-"), _run, text)
+        each.set_defaults(label=label, **_ARRIVALS.get(label, {}))
         if label not in _ARRIVALS:
             add_arrivals(each)
         add_length(each, label)
@@ -103,19 +104,18 @@ def parser() -> argparse.ArgumentParser:
             help="let MLCommons' loadgen send the requests, and keep its logs beside the result",
         )  # fmt: skip
         add_report(add_common(each))
-    each = commands.add_parser("sweep", help=_SWEEP, description=_SWEEP)
+    each = add_command(commands, "sweep", _run, _SWEEP)
     online = {"label": Label.BATCHED_ONLINE, "arrivals": Arrivals.CLOSED_LOOP, "requests": 1}
-    each.set_defaults(run=_run, **online)
-    add = each.add_argument
-    add(
+    each.set_defaults(**online)
+    each.add_argument(
         "--concurrency", type=counts, dest="concurrencies", default=(1, 2, 4, 8, 16),
         metavar="B,B,...", help="default: 1,2,4,8,16",
     )  # fmt: skip
     text = "of each concurrency, at least; default: %(default)g"
-    add("--duration", type=non_negative, default=20.0, metavar="SECONDS", help=text)
+    each.add_argument("--duration", type=non_negative, default=20.0, metavar="SECONDS", help=text)
     add_plot(each)
     add_report(add_common(each))
-    decode.add_command(commands)
+    decode.add_commands(commands)
     add_commands(commands)
     return found
 

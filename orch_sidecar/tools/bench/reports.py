@@ -24,6 +24,7 @@ from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.picture import require
+from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
@@ -79,10 +80,11 @@ _PAGES: Final[dict[type, Callable[[Any], Page]]] = {
     DecodeResult: decode_report,
 }
 
-_COMPARE: Final = """Compares two runs by their result files: each figure of both with its 95 %
-confidence interval, the change with its own, and the conditions in which they differ. The intervals
-are of one run each: they do not contain what changes from run to run. `orch facts compare` compares
-rows, as those of sweeps."""
+_COMPARE: Final = """Compares two runs by their result files, with confidence intervals.
+
+Each figure of both has its 95 % confidence interval, the change has its own, and the conditions in
+which they differ are listed. The intervals are of one run each: they do not contain what changes
+from run to run. `orch facts compare` compares rows, as those of sweeps."""
 
 
 def write_report(
@@ -107,20 +109,16 @@ def written(what: str, path: Path, write: Callable[[], object], out: TextIO | No
     return True
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds `report` and `compare` to the result of `add_subparsers`."""
-    text = "make the report of a result that was written before"
-    each = commands.add_parser("report", help=text, description=f"{text.capitalize()}.")
+    each = add_command(commands, "report", _report, "Makes the report of an earlier result.")
     each.add_argument("result", type=Path, metavar="JSON", help="the result of a run or a sweep")
     kind = partial(file_of, suffix=_PAGE)
     each.add_argument("--output", type=kind, metavar="HTML", help="default: beside the result")
-    each.set_defaults(run=_report)
-    text = "two runs side by side, with confidence intervals"
-    each = commands.add_parser("compare", help=text, description=_COMPARE)
+    each = add_command(commands, "compare", _compare, _COMPARE)
     each.add_argument("before", type=Path, metavar="A.json")
     each.add_argument("after", type=Path, metavar="B.json")
     add_report(each, "write a page, with their distributions; default: compare.html")
-    each.set_defaults(run=_compare)
 
 
 def _report(options: argparse.Namespace) -> int:

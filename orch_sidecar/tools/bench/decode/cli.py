@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate, repeat
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from orch_sidecar.tools.arguments import add_seed, count, counts, non_negative, positive
 from orch_sidecar.tools.bench.decode.device import open_device
@@ -32,6 +32,7 @@ from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.reports import add_report, write_report
 from orch_sidecar.tools.drawing.picture import require
+from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import Progress
 
@@ -65,16 +66,9 @@ _BATCHES: Final = (1, 2, 4, 8, 16)
 _STEPS_IN_A_ROW: Final = 5
 
 
-def add_command(commands: Any) -> None:
-    """Adds `decode` to the result of `add_subparsers`.
-
-    Defaults are those of "Throughput, Latency & Batching Policy".
-    """
-    text = "decode steps on this machine's device: throughput and latency by batch"
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "decode", help=text, description=DESCRIPTION, epilog=EPILOG
-    )
-    parser.set_defaults(run=run)
+def add_commands(commands: Commands) -> None:
+    """Adds `decode`. Defaults are those of "Throughput, Latency & Batching Policy"."""
+    parser = add_command(commands, "decode", run, DESCRIPTION, EPILOG)
     add = parser.add_argument_group("schedule").add_argument
     add("--nreq", type=count, help=f"number of requests ({NREQ}, or what {BUDGET_S:g} s serve)")
     add("--rate", "--lambda", type=positive, default=80.0, help="mean arrivals per second (80)")

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from orch_sidecar.tools.arguments import Unavailable
@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 60.0
 # The characters of an answer that an error message shows.
 _SHOWN_CHARACTERS: Final = 300
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 def add_command(
@@ -42,6 +42,7 @@ def add_command(
     that is. `files`: what it reads, if it reads files.
     """
     summary = description.partition("\n\n")[0].rstrip(".")
+    parser: argparse.ArgumentParser
     parser = commands.add_parser(name, help=summary, description=description, epilog=epilog)
     parser.set_defaults(usage=parser, run=run)
     if files is not None:
