@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+import warnings
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -154,8 +155,11 @@ def element_of(chart: Chart, number: int) -> Element:
 
 def _saved(figure: Any, form: str, **look: Any) -> bytes:
     out = io.BytesIO()
-    # No date in an SVG: equal charts make equal bytes.
-    figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {}, **look)
+    with warnings.catch_warnings():
+        # A picture has a box for what the font cannot draw; a page has the text itself.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        # No date in an SVG: equal charts make equal bytes.
+        figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {}, **look)
     return out.getvalue()
 
 
@@ -234,13 +238,5 @@ def _scale(axes: Axes, name: str, axis: Axis) -> None:
 
 
 def _wrapped(text: str, characters: int) -> str:
-    """Breaks a text into lines, as one without formulas, and replaces the characters that the font
-    does not have."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties()))
-    drawable = "".join(
-        each if font.get_char_index(ord(each)) else "\N{REPLACEMENT CHARACTER}"
-        for each in shown(text)
-    )
-    return textwrap.fill(drawable, characters).replace("$", r"\$")
+    """Breaks a text into lines, as one without formulas."""
+    return textwrap.fill(shown(text), characters).replace("$", r"\$")
