@@ -9,7 +9,7 @@ from typing import Final
 
 from orch_sidecar.tools.arguments import Unavailable, positive, share
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
-from orch_sidecar.tools.facts.commands.tables import beside, read_trusted, verified_places
+from orch_sidecar.tools.facts.commands.tables import beside, read_trusted, verified_rows
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
@@ -17,7 +17,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
 )
 from orch_sidecar.tools.facts.comparison import cost
 from orch_sidecar.tools.facts.comparison.compare import as_page, charts_of, compare
-from orch_sidecar.tools.facts.tables.files import read, write
+from orch_sidecar.tools.facts.tables.files import write
 from orch_sidecar.tools.terminal import print_json
 
 _COMPARE: Final = """Compares the throughput of facts by their batch.
@@ -76,9 +76,9 @@ def _compare(options: argparse.Namespace) -> int:
             require(options.plot)
         except (ValueError, PlotUnavailable) as error:
             options.usage.error(f"--plot, --report: {error}")
-    tables = [read(path) for path in options.files]
-    rows = sound_rows(tables, "files with faults are not compared: fix them")
-    found = compare(rows, verified_places(tables, read_trusted(options.trusted)))
+    rows = sound_rows(options.files, "files with faults are not compared: fix them")
+    trusted = read_trusted(options.trusted)
+    found = compare(rows, verified_rows(rows, beside(*options.files), trusted))
     page = as_page(found)
     if options.json:
         print_json(asdict(found))
@@ -102,8 +102,7 @@ def _used(text: str) -> float:
 
 def _cost(options: argparse.Namespace) -> int:
     prices = cost.Prices(options.per_hour, options.used)
-    tables = [read(path) for path in options.files]
-    rows = sound_rows(tables, "files with faults are not priced: fix them")
+    rows = sound_rows(options.files, "files with faults are not priced: fix them")
     found = cost.priced(rows, prices, beside(*options.files))
     if options.json:
         print_json(asdict(found))

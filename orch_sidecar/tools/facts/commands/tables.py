@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -20,21 +20,18 @@ from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, so
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, named_by
 from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
-from orch_sidecar.tools.facts.signing.verdict import (
-    Verdict,
-    Verified,
-    Verifier,
-)
+from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verified, Verifier
 from orch_sidecar.tools.facts.tables.check import (
+    LocatedRow,
     check,
     header_fault,
     merge,
+    migrate,
     valid_rows,
 )
 from orch_sidecar.tools.facts.tables.files import locked, read, write
-from orch_sidecar.tools.facts.tables.migrate import migrate
 from orch_sidecar.tools.facts.tables.notes import LOADED, SETTING_NAMES, UNKNOWN
-from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label, Row
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 from orch_sidecar.tools.terminal import escaped, print_json
 
@@ -159,7 +156,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _publish(options: argparse.Namespace) -> int:
     path: Path = options.file
-    rows = sound_rows([read(path)], f"{path} has faults and is not published")
+    rows = sound_rows([path], f"{path} has faults and is not published")
     read_evidence = beside(path)
     evidence: dict[str, bytes] = {}
     for name in filter(None, (named_by(located.row)[1] for located in rows)):
@@ -227,7 +224,7 @@ def _require_cryptography() -> None:
         raise UnreadableFile("signatures need the package cryptography: install it")
 
 
-def beside(*paths: Path) -> Callable[[str], bytes | None]:
+def beside(*paths: Path) -> ReadEvidence:
     """Returns what reads the evidence files beside tables, by their digest."""
     folders = dict.fromkeys(path.resolve().parent for path in paths)
 
@@ -238,11 +235,10 @@ def beside(*paths: Path) -> Callable[[str], bytes | None]:
     return read_evidence
 
 
-def verified_places(tables: Sequence[Table], trusted: TrustedKeys) -> set[str]:
-    """Returns where the rows are that are verified, by the evidence beside their tables."""
-    verdicts = verdicts_of(tables, trusted) if trusted else {}  # without keys none is
-    verified = Verdict.VERIFIED
-    return {f"{file}:{line}" for (file, line), each in verdicts.items() if each.verdict is verified}
+def verified_rows(rows: Sequence[LocatedRow], read: ReadEvidence, trusted: TrustedKeys) -> set[Row]:
+    """Returns the rows that are verified; none without trusted keys."""
+    verdicts = Verifier(read, trusted, time.time()).rows(rows if trusted else ())
+    return {row for row, each in verdicts.items() if each.verdict is Verdict.VERIFIED}
 
 
 def _verify(options: argparse.Namespace) -> int:

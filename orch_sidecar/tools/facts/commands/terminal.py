@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
-from orch_sidecar.tools.facts.tables.files import Conflict, append
+from orch_sidecar.tools.facts.tables.files import Conflict, append, read
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile, record_text, row_fields
+from orch_sidecar.tools.facts.tables.table import UnreadableFile, record_text, row_fields
 from orch_sidecar.tools.terminal import print_error, print_json
 
 _TIMEOUT_S: Final = 60.0
@@ -103,9 +103,10 @@ def write_rows(options: argparse.Namespace, rows: Sequence[Row], others: Sequenc
         print_error(why)
 
 
-def sound_rows(tables: Sequence[Table], why: str) -> list[LocatedRow]:
-    """Returns all rows. Where tables have faults it prints them, and raises Unavailable with `why`,
-    what is not done then."""
+def sound_rows(paths: Sequence[Path], why: str) -> list[LocatedRow]:
+    """Returns the rows of tables. Where these have faults it prints them, and raises Unavailable
+    with `why`, what is not done then. Raises OSError and UnreadableFile."""
+    tables = list(map(read, paths))
     if faults := [str(fault) for table in tables for fault in check(table)]:
         print_error("\n".join(faults))
         raise Unavailable(why)

@@ -145,10 +145,10 @@ class _Fact:
         return self.row.notes.number(BATCH_MEAN) or self.row.batch
 
 
-def compare(rows: Sequence[LocatedRow], verified: Collection[str] = ()) -> Comparison:
+def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Comparison:
     """Groups rows into comparable sets, in the order of their first rows.
 
-    `verified`: the places of the rows whose evidence was verified. Of a row that is repeated, and
+    `verified`: the rows whose evidence was verified. Of a row that is repeated, and
     of the rows that `orch bench` and the traces make of one run, one is counted: one with verified
     evidence first.
     """
@@ -161,7 +161,7 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[str] = ()) -> Compa
         elif not located.row.is_confirmed:
             left_out.append(ExcludedRow(located.place, condition.UNCONFIRMED))
         else:
-            remarks = condition.remarks_of(located.row.notes, located.place in verified)
+            remarks = condition.remarks_of(located.row.notes, located.row in verified)
             facts.append(_Fact(located.place, located.row, remarks))
     inputs = condition.bands(each.row.input_tokens for each in facts)
     outputs = condition.bands(each.row.output_tokens for each in facts)

@@ -19,7 +19,7 @@ What is not measured and not given is not guessed, and labels never share a figu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,7 @@ from orch_sidecar.tools.drawing.texts import NONE, number_text
 from orch_sidecar.tools.facts.comparison.compare import ExcludedRow
 from orch_sidecar.tools.facts.comparison.conditions import UNCONFIRMED, remarks_of
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.signing.verdict import Verdict, Verifier
+from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verifier
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.notes import RowNotes, time_note
@@ -36,9 +36,6 @@ from orch_sidecar.tools.facts.tables.row import Label, Row
 
 _MILLION: Final = 1_000_000
 _HOUR_S: Final = 3600.0
-
-# Returns the content of an evidence file by its digest, None where there is none.
-ReadEvidence = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,12 +64,15 @@ class Verified:
         return "the engine's sequences" if mine.epoch == theirs.epoch and not apart else None
 
 
+# Returns the content of an evidence file by its digest, None where there is none.
+ReadEvidence = Callable[[str], bytes | None]
+
+
 @dataclass(frozen=True)
 class Verifier:
-    """Verifies rows. `read`: returns the content of the evidence file with a digest, None if there
-    is none. `now_s`: its clock; nothing was signed after it."""
+    """Verifies rows. `now_s`: its clock; nothing was signed after it."""
 
-    read: Callable[[str], bytes | None]
+    read: ReadEvidence
     trusted: TrustedKeys
     now_s: float = math.inf
 

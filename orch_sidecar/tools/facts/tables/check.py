@@ -1,4 +1,5 @@
-"""Finds the faults of tables of facts, and where they are, and merges tables that have none.
+"""Finds the faults of tables of facts, and where they are, repairs those of older tables, merges
+tables that have none.
 
 Pure. Each fault is reported once, at its location: a ragged row has one fault, and none for the
 values that it shifts; nothing is compared in a row with a field that has a fault of its own.
@@ -7,7 +8,7 @@ values that it shifts; nothing is compared in a row with a field that has a faul
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
@@ -15,8 +16,12 @@ from orch_sidecar.tools.facts.tables.contradictions import contradictions
 from orch_sidecar.tools.facts.tables.forms import invisible_rule
 from orch_sidecar.tools.facts.tables.row import (
     COLUMNS,
+    MEANINGS,
+    REQUIRED_NOTES,
     TYPES,
+    Label,
     Row,
+    format_notes,
     label_of_run,
     makes_one_row,
     measurement_key,
@@ -27,6 +32,10 @@ from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields, wit
 
 _LABEL: Final = COLUMNS.index("measurement_type")
 _NOTES: Final = COLUMNS.index("scenario_notes")
+
+_OLD_LABELS: Final = ("aggregate", "per_user_stream")
+# The columns that are rewritten in older tables; faults in others are not repaired.
+_REWRITTEN: Final = ("measurement_type", "scenario_notes")
 
 # Characters of a value that a message shows: a comma without quotes shifts whole texts.
 _SHOWN_CHARACTERS: Final = 60
@@ -205,3 +214,48 @@ def _ragged(record: Record) -> Fault:
     return Fault.at(
         record, min(found, expected), f"the row has {found} fields, not {expected}: {rule}"
     )
+
+
+def migrate(table: Table) -> tuple[Table, list[str]]:
+    """Adds to the rows of an older table what follows from them, and never guesses.
+
+    `aggregate` and `per_user_stream` do not state how the engine was batching. They become
+    `to_be_confirmed`, and the notes keep the old label. Where the notes are free text, the required
+    ones follow from the row's own columns, and `batching` from the definition of the label; the
+    text is kept as `legacy_notes`. No row is dropped, and one with any other fault stays as it is.
+    Returns the table, and what was done with each row that has a fault; none under another header.
+    """
+    if header_fault(table) is not None:
+        return table, []
+    rows, steps = [], []
+    for record in table.rows:
+        faults = row_faults(record)
+        fields = _rewritten(record, faults)
+        remaining = row_faults(replace(record, fields=fields))
+        rows.append(record.fields if remaining else fields)
+        place = f"{table.name}:{record.line}"
+        if remaining:
+            steps.append(f"{place}: unchanged: {'; '.join(fault.text for fault in remaining)}")
+        elif faults:
+            steps.append(f"{place}: migrated: {', '.join(fields[-3:-1])}")
+    return with_records(Table(table.name), [COLUMNS, *rows]), steps
+
+
+def _rewritten(record: Record, faults: Sequence[Fault]) -> tuple[str, ...]:
+    """Returns the fields with a current label and notes, as they are where it is not known how."""
+    ragged = len(record.fields) != len(COLUMNS)
+    if not faults or ragged or any(fault.name not in _REWRITTEN for fault in faults):
+        return record.fields
+    values = dict(zip(COLUMNS, record.fields, strict=True))
+    old, text = values["measurement_type"], " ".join(values["scenario_notes"].split())
+    if "=" in text or old not in {*_OLD_LABELS, *Label}:
+        return record.fields
+    label = Label.TO_BE_CONFIRMED if old in _OLD_LABELS else Label(old)
+    batching = "unknown" if label is Label.TO_BE_CONFIRMED else MEANINGS[label].batching
+    notes = {name: {**values, "batching": batching}[name] for name in REQUIRED_NOTES}
+    if old != label:
+        notes["legacy_label"] = old
+    if text:
+        notes["legacy_notes"] = text.replace(";", ",")
+    changed = {"measurement_type": label.value, "scenario_notes": format_notes(notes)}
+    return tuple({**values, **changed}.values())

@@ -216,7 +216,7 @@ class TestEvidence:
             measured(900, evidence=f"sha256:{64 * 'b'}"),
             measured(800),
         )
-        found = compare(rows, {rows[0].place})
+        found = compare(rows, {rows[0].row})
         assert [(each.rows, each.remarks) for each in points(found)] == [
             (2, ()),
             (1, ("evidence verified",)),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.check import check
-from orch_sidecar.tools.facts.tables.migrate import migrate
+from orch_sidecar.tools.facts.tables.check import check, migrate
 from orch_sidecar.tools.facts.tables.row import COLUMNS, parse_notes
 from orch_sidecar.tools.facts.tables.table import parse
 from tests.orch_sidecar.tools.facts.rows import LEGACY, fields, table
