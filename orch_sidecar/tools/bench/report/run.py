@@ -37,8 +37,6 @@ from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text, percent, value_text
 from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Label
 
 _FATES: Final = ("answered", "refused", "failed", "cut")
@@ -319,18 +317,11 @@ def _open(name: str, intervals: Sequence[Interval], edges: Sequence[float], line
 
 def steps_by_batch(result: Result) -> Iterator[Chart]:
     """Yields the share of the engine's decode steps at each batch, as it counted them."""
-    if len(result.capabilities) != 2:
+    found = result.batches
+    if found is None or not found.ran:
         return
-    try:
-        states = States(*(parse_snapshot(each, result.engine.pool) for each in result.capabilities))
-    except InvalidSnapshot:
-        return  # of another engine, or a result without documents: its verdict has the reason
-    steps = states.steps_by_batch
-    total = sum(steps.values())
-    if total <= 0 or min(steps.values()) < 0:
-        return  # the engine was restarted meanwhile
-    mean = sum(batch * count for batch, count in steps.items()) / total
-    shares = {batch: 100 * count / total for batch, count in steps.items()}
-    about = f"{total} steps that the engine counted; {number_text(mean)} sequences in the mean."
-    marked = Marked(f"mean {number_text(mean)}", mean)
+    mean = number_text(found.mean)
+    shares = {batch: 100 * count / found.steps for batch, count in found.ran.items()}
+    about = f"{found.steps} steps that the engine counted; {mean} sequences in the mean."
+    marked = Marked(f"mean {mean}", found.mean)
     yield bars_by_batch("Decode steps by batch", about, "% of the steps", shares, marked)

@@ -6,8 +6,8 @@ source does not contain is empty or None here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
 from orch_sidecar.tools.facts.labels import thresholds
@@ -23,13 +23,15 @@ _Count = TypeVar("_Count", bound=float | None)
 class Batches:
     """The decode-only steps of a window: how many, their largest and their mean batch (sequences).
 
-    `shared`: the share of them with two or more sequences, 1 where it is not known.
+    `shared`: the share of them with two or more sequences, 1 where it is not known. `ran`: how
+    many had each batch, empty where that is not known.
     """
 
     steps: int
     largest: int
     mean: float
     shared: float = 1.0
+    ran: Mapping[int, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +93,14 @@ class States:
         return self.prefix_hits / self.prefix_queries if self.prefix_queries > 0 else 0.0
 
     @property
-    def steps_by_batch(self) -> dict[int, int]:
-        """The decode steps in between; those that also prefilled prompts are not counted."""
-        earlier = self.before.steps_by_batch
-        return {
-            batch: ran
-            for batch, (count, _) in self.after.steps_by_batch.items()
-            if (ran := count - earlier.get(batch, (0, 0.0))[0])
-        }
-
-    @property
     def batches(self) -> Batches:
-        """What the decode steps in between had."""
-        ran = {batch: count for batch, count in self.steps_by_batch.items() if count > 0}
+        """What the decode steps in between had; those that also prefilled prompts do not count."""
+        earlier = self.before.steps_by_batch
+        ran = {
+            batch: more
+            for batch, (count, _) in self.after.steps_by_batch.items()
+            if (more := count - earlier.get(batch, (0, 0.0))[0]) > 0
+        }
         steps = sum(ran.values())
         if not steps:
             return Batches(0, 0, 0.0)
@@ -112,6 +109,7 @@ class States:
             max(ran),
             sum(batch * count for batch, count in ran.items()) / steps,
             sum(count for batch, count in ran.items() if batch > 1) / steps,
+            ran,
         )
 
 
