@@ -22,6 +22,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Final, TypeVar
 
+from orch_sidecar.tools.arguments import SLO_TIMES
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest, percentile
@@ -216,23 +217,16 @@ def percentiles_of(count: int) -> dict[str, float]:
     return {at: p for at, p in PERCENTILES.items() if p <= 50 or count * (100 - p) >= 100}
 
 
-# Of answers, beside the wait, which the sidecar reports: by the names of `CompletedRequest`.
-_TITLES: Final = {
-    "ttft": ("TTFT", "Time to first token"),
-    "tpot": ("TPOT", "Time per output token"),
-    "latency": ("latency", "Latency, until the last token"),
-}
-
-
 def times_of(result: Result) -> list[Times]:
     """Returns the times of answers; none of an offline run, where all wait for all."""
     if result.measurement_type is Label.OFFLINE:
         return []
     calls, found = _waited_for(result), []
-    for name, (short, title) in _TITLES.items():
+    for name, text in SLO_TIMES.items():
         known = (each.times_s[name] for each in served(calls))
         values = [1000 * each_s for each_s in known if each_s is not None]
-        found.append(Times(short, title, values, result.scenario.slo_ms.get(name)))
+        short = name if name == "latency" else name.upper()
+        found.append(Times(short, text.capitalize(), values, result.scenario.slo_ms.get(name)))
     waits = [each.queue_ms for each in calls if each.served and each.queue_ms is not None]
     found.append(Times("wait", "Wait for a slot, by the sidecar's report", waits))
     return [times for times in found if times.values]

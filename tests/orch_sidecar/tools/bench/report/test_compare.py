@@ -73,7 +73,7 @@ def test_page_has_both_distributions_and_all_conditions() -> None:
     page = Page(compare_report(before, after).html)
     assert page.loads_nothing()
     assert page.charts[:3] == [
-        "Time to first token", "Time per output token", "Latency, until the last token",
+        "Time to first token", "Time per output token", "Latency, to the last token",
     ]  # fmt: skip
     assert {"better", "a", "b", "SLO 200"} <= set(page.texts)
     assert "What differs in their conditions" in page.text

@@ -36,7 +36,7 @@ def of_online() -> Page:
     return Page(run_report(online()).html)
 
 
-TIMES = ["Time to first token", "Time per output token", "Latency, until the last token"]
+TIMES = ["Time to first token", "Time per output token", "Latency, to the last token"]
 
 
 def test_report_states_what_was_measured_and_how() -> None:
