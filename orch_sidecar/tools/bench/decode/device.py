@@ -15,12 +15,7 @@ from typing import Any, Final
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.decode.result import DeviceInfo
 from orch_sidecar.tools.bench.decode.shape import ON_CPU, ON_GPU, Shape
-from orch_sidecar.tools.bench.machine import (
-    cpu_flags,
-    cpu_model,
-    last_level_cache,
-    memory_bytes,
-)
+from orch_sidecar.tools.bench.machine import cpu_flags, cpu_model, last_level_cache, memory_bytes
 
 # CPU features that multiply bfloat16. Without them it is emulated, and float32 is faster.
 _BF16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.bench.report.measures import (
-    Estimate,
-    Measure,
-    measures_of,
-    times_of,
-)
+from orch_sidecar.tools.bench.report.measures import Estimate, Measure, measures_of, times_of
 from orch_sidecar.tools.bench.report.run import (
     INTERVALS_TEXT,
     conditions,

@@ -12,13 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from orch_sidecar.tools.bench.decode.result import (
-    Config,
-    DecodeResult,
-    DeviceInfo,
-    Point,
-    Run,
-)
+from orch_sidecar.tools.bench.decode.result import Config, DecodeResult, DeviceInfo, Point, Run
 from orch_sidecar.tools.bench.report.sweep import fit_series, fit_text
 from orch_sidecar.tools.bench.results.sweep import Fit
 from orch_sidecar.tools.drawing.chart import Chart, Series, bars_by_batch, by_size

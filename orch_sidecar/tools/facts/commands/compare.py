@@ -10,11 +10,7 @@ from typing import Final
 from orch_sidecar.tools.arguments import Unavailable, positive, share
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.commands.tables import beside, read_trusted, verified_rows
-from orch_sidecar.tools.facts.commands.terminal import (
-    Commands,
-    add_command,
-    sound_rows,
-)
+from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, sound_rows
 from orch_sidecar.tools.facts.comparison import cost
 from orch_sidecar.tools.facts.comparison.compare import as_page, charts_of, compare
 from orch_sidecar.tools.facts.tables.files import write

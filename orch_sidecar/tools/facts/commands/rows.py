@@ -26,12 +26,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     write_rows,
 )
 from orch_sidecar.tools.facts.evidence import aiperf, batches, guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import (
-    ImportedRun,
-    Rejection,
-    read_run,
-    to_row,
-)
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run, to_row
 from orch_sidecar.tools.facts.labels.documents import parse_all
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
