@@ -42,7 +42,7 @@ def _in_use(requests: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(sorted(name for name, count in requests.items() if count))
 
 
-class Occupancy(NamedTuple):
+class SchedulerLoad(NamedTuple):
     """What is in the scheduler, as reported: each change of it wakes the readers of the state, so
     values that change with each step are rounded. `prefilling`: sequences whose prefill is not
     complete."""
@@ -76,12 +76,12 @@ class SchedulerReport:
     lora: LoraUse = NO_LORA
 
     @property
-    def occupancy(self) -> Occupancy:
+    def load(self) -> SchedulerLoad:
         """What is in the scheduler after this step."""
         in_prefill = 0
         if self.batch is not None and not self.decode_only:
             in_prefill = self.batch - self.decoding
-        return Occupancy(
+        return SchedulerLoad(
             self.running,
             self.waiting,
             self.waiting + in_prefill,

@@ -16,7 +16,7 @@ from vllm_plugin.contracts.lease_protocol import API_VERSION, Claim, ClaimCall, 
 from vllm_plugin.contracts.slot_claims import SlotClaims, Subscriber, Subscribers
 from vllm_plugin.state.adapter_use import AdapterUse
 from vllm_plugin.state.engine_facts import EngineFacts
-from vllm_plugin.state.engine_speed import NO_LORA, EngineSpeed, Occupancy, SchedulerReport
+from vllm_plugin.state.engine_speed import NO_LORA, EngineSpeed, SchedulerLoad, SchedulerReport
 from vllm_plugin.state.leases import Leases, Rejected, RequestNumbers
 from vllm_plugin.state.readiness import READY, STALL, NotReady, Readiness, StallDetector
 from vllm_plugin.state.steps import PrefixCache
@@ -45,7 +45,7 @@ class EngineState:
         self._reported_not_ready: NotReady | None = None
         self._stall_detector = StallDetector()
         self._subscribers = Subscribers()
-        self._occupancy = Occupancy()
+        self._load = SchedulerLoad()
         self._peak = 0
         self._preemptions = 0
         self._clock = clock
@@ -87,20 +87,20 @@ class EngineState:
         if foreign_changed:
             self._offer()
         if self.adapters:
-            use = report.occupancy.lora if self.leases.unleased() else NO_LORA
+            use = report.load.lora if self.leases.unleased() else NO_LORA
             self.adapter_use.reported((*use.running, *use.waiting))
         # Counts are taken after a step: a sequence that ended in it is in the batch only.
         in_step = max(report.running, report.batch or 0) + report.waiting
-        occupancy = report.occupancy
+        load = report.load
         unchanged = (
-            occupancy == self._occupancy
+            load == self._load
             and in_step <= self._peak
             and not report.preempted
             and not foreign_changed
         )
         if unchanged:
             return
-        self._occupancy = occupancy
+        self._load = load
         self._peak = max(self._peak, in_step)
         self._preemptions += report.preempted
         self._subscribers.change()
@@ -233,23 +233,23 @@ class EngineState:
     @property
     def step_s(self) -> float:
         """Seconds of a decode step of the current batch; 0: unknown."""
-        return self.speed.seconds(max(1, self._occupancy.running))
+        return self.speed.seconds(max(1, self._load.running))
 
     def change_fields(self, instance: str | None) -> State:
         """Returns the fields that are sent as soon as they change, as seen by `instance`."""
-        occupancy = self._occupancy
-        in_engine = occupancy.running + occupancy.waiting
+        load = self._load
+        in_engine = load.running + load.waiting
         return {
             "slots_free": max(0, self.facts.slots_total - in_engine),
-            "running": occupancy.running,
-            "waiting": occupancy.waiting,
-            "prefilling": occupancy.prefilling,
+            "running": load.running,
+            "waiting": load.waiting,
+            "prefilling": load.prefilling,
             "peak": self._peak,
             # What is offered to others is theirs.
             "foreign": self.leases.foreign_to(instance) + self.claims.offered_to_others(instance),
             "foreign_interactive": self.leases.foreign_interactive_to(instance),
             "leased": self.leases.leased(),
-            "kv_cache_usage": occupancy.kv_cache_usage,
+            "kv_cache_usage": load.kv_cache_usage,
             "preemptions_total": self._preemptions,
             "models": list(self.models),
             "sidecars": self.claims.sidecars,
@@ -262,7 +262,7 @@ class EngineState:
         """Returns the adapters that can be asked for, and those of requests; without LoRA none."""
         if not self.adapter_use.most:
             return {}
-        use = asdict(self._occupancy.lora) | self.adapter_use.fields(instance)
+        use = asdict(self._load.lora) | self.adapter_use.fields(instance)
         return {"lora": {"adapters": list(self.adapters), **use}}
 
     def claim_fields(self, instance: str | None) -> State:
@@ -303,7 +303,7 @@ class EngineState:
     def _not_ready(self, now_s: float | None) -> NotReady | None:
         if now_s is None or self.readiness.not_ready is not None:
             return self.readiness.not_ready
-        expected_s = self.speed.seconds(max(1, self._occupancy.running))
+        expected_s = self.speed.seconds(max(1, self._load.running))
         return STALL if self._stall_detector.stalled(now_s, expected_s) else None
 
     def document(self, instance: str | None, now_s: float | None = None) -> State:
