@@ -33,9 +33,9 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 # Of what sidecars and engines report and accept. Another minor number is compatible: a higher one
-# tells the other side that more is accepted (`knows_idle`). So what may only be sent to a party that
-# knows it raises the minor number, and what an older party would misread the major one; a field that
-# is reported, and that others may ignore, raises neither.
+# tells the other side that more is accepted (`knows_idle`). So the minor number rises with what may
+# only be sent to a party that knows it, the major one with what an older party would misread. A
+# field that is reported, and that others may ignore, raises neither.
 API_VERSION: Final = "1.4.0"
 _IDLE_SINCE: Final = 1, 4  # the class of idle requests
 
