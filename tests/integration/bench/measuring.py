@@ -13,10 +13,10 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.running import Running
 
-SINGLE = Scenario(Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 12, 0.0, 0, clients=1)
-CLOSED = Scenario(Label.BATCHED_ONLINE, Arrivals.CLOSED_LOOP, 24, 0.0, 0, clients=4)
-POISSON = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 40, 0.0, 0, rate_per_s=100.0)
-OFFLINE = Scenario(Label.OFFLINE, Arrivals.AT_ONCE, 30, 0.0, 0)
+SINGLE = Scenario(Label.SINGLE_STREAM, 12, arrivals=Arrivals.ONE_BY_ONE, clients=1)
+CLOSED = Scenario(Label.BATCHED_ONLINE, 24, arrivals=Arrivals.CLOSED_LOOP, clients=4)
+POISSON = Scenario(Label.BATCHED_ONLINE, 40, arrivals=Arrivals.POISSON, rate_per_s=100.0)
+OFFLINE = Scenario(Label.OFFLINE, 30, arrivals=Arrivals.AT_ONCE)
 
 INPUT_TOKENS, OUTPUT_TOKENS = 20, 6
 

@@ -20,7 +20,7 @@ from tests.integration.scripted_engine import ScriptedEngine
 pytestmark = pytest.mark.usefixtures("fast_reports")
 
 
-ONLINE = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.3, 0, rate_per_s=1.0)
+ONLINE = Scenario(Label.BATCHED_ONLINE, 1, 0.3, arrivals=Arrivals.POISSON, rate_per_s=1.0)
 WITH_SLO = replace(ONLINE, slo_ms={"ttft": 1e6, "tpot": 1e6})
 TRAFFIC = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0)
 

@@ -16,7 +16,6 @@ from orch_sidecar.tools.facts.labels import recorded
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from vllm_plugin.contracts.profile import ServiceClass
 
-_TOO_MANY_REQUESTS: Final = 429
 _SHOWN: Final = 80  # characters of a server's message
 
 
@@ -49,12 +48,12 @@ class Call:
     """One request and its outcome.
 
     `due_s`: its scheduled time. Without a schedule it is None, and `free_s` is when its client
-    became free. `sent_s`: when sending began; setting up a connection is part of the latency.
+    became free. `sent_s`: when sending began, which sets up a connection; None without one.
     `ended_s`: of an answer that was streamed, its last token, as in vLLM's bench and AIPerf; of
     any other, the end of the response. `event_s`: arrival of each event with tokens, usually one
     token each. `why`: error code or message of a refusal or failure. `length_as_requested`:
-    whether prompt and answer had the expected numbers of tokens. `connected`: whether there was a
-    connection to send it on. `on_events`: called with it after each arrival of events.
+    whether prompt and answer had the expected numbers of tokens. `on_events`: called with it after
+    each arrival of events.
     """
 
     due_s: float | None = None
@@ -68,7 +67,6 @@ class Call:
     output_tokens: int | None = None
     counted_by_events: bool = False  # the response reported no token counts
     length_as_requested: bool = True
-    connected: bool = False
     queue_ms: float | None = None
     service_class: ServiceClass | None = None
     event_s: array[float] = field(default_factory=lambda: array("d"))
@@ -83,7 +81,7 @@ class Call:
     @property
     def reached(self) -> bool:
         """Whether it may have reached the engine: a 429 comes from a proxy, a 503 may not."""
-        return self.connected and self.status != _TOO_MANY_REQUESTS
+        return self.sent_s is not None and self.status != recorded.TOO_MANY_REQUESTS
 
     @property
     def gaps_s(self) -> list[float]:

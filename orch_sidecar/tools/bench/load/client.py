@@ -253,19 +253,19 @@ class Client:
 
     async def run(self, call: Call, request: Request) -> None:
         """Sends a request, and returns when it has ended."""
-        call.sent_s = self._now()
+        began_s = self._now()
         connection = self._pool.take()
         if connection is None:
             try:
                 async with self._connecting:
-                    call.sent_s = self._now()
+                    began_s = self._now()
                     connection = await self._pool.acquire()
             except OSError as error:
                 call.fate, call.ended_s = Fate.FAILED, self._now()
                 why = error.strerror or str(error) or f"not within {_CONNECT_S:g} s"
                 call.why = f"connection failed: {shown(why)}"
                 return
-        call.connected = True
+        call.sent_s = began_s
         if await exchange(connection, call, request.message, self._now):
             self._pool.give_back(connection)
         _check_length(call, request)

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.facts.labels.recorded import TraceDocument
+from orch_sidecar.tools.facts.labels.load import Load, TraceDocument
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.traces import Trace, TracedRequest, merged
@@ -124,46 +124,23 @@ def _tokens(
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Load):
     """One run, as it is performed and as its file has it.
 
-    `clients`: concurrency of a closed loop, 1 for single stream. `rate_per_s`: mean rate of an
-    open loop. A run ends once `least_requests` were sent and `least_seconds` have passed; an
-    offline run sends `least_requests` and ends when they have ended. `slo_ms`: the bounds that a
-    request must meet to count as goodput, by the names of the times. `loadgen`: the version of
-    MLCommons' load generator that sends it, None if this one does. `prompts`: describes them.
-    `cache_salt`: separates the run's prefix cache from that of other runs; None where none was
-    sent. `trace`: says what `replay` is of, which has the times of the requests.
+    A run ends once `least_requests` were sent and `least_seconds` have passed; an offline run sends
+    `least_requests` and ends when they have ended. `prompts`: describes them. `cache_salt`:
+    separates the run's prefix cache from that of other runs; None where none was sent. `replay`:
+    what `trace` says, which has the times of the requests.
     """
 
     label: Label
-    arrivals: Arrivals
     least_requests: int
-    least_seconds: float
-    seed: int
-    clients: int | None = None
-    rate_per_s: float | None = None
-    burstiness: float | None = None
+    least_seconds: float = 0.0
+    seed: int = field(default=0, kw_only=True)
     warm_up_requests: int = 0
-    slo_ms: Mapping[str, float] = field(default_factory=dict)
-    loadgen: str | None = None
     prompts: str = ""
     cache_salt: str | None = None
-    trace: TraceDocument | None = None
     replay: Annotated[Traced, Field(exclude=True)] = ()
-
-    @property
-    def text(self) -> str:
-        """Describes how requests arrive."""
-        name = self.arrivals.value.replace("_", " ")
-        if self.trace is not None:
-            return str(self.trace)
-        if self.arrivals is Arrivals.CLOSED_LOOP:
-            return f"{name} of {self.clients}"
-        if self.rate_per_s is None:
-            return name
-        shape = "" if self.burstiness is None else f" of burstiness {self.burstiness:g}"
-        return f"{name} arrivals{shape} at {self.rate_per_s:.4g}/s"
 
 
 def schedule(scenario: Scenario) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.bench.results.result import Result, Status, missing_identity
-from orch_sidecar.tools.facts.labels.measured import Engine
+from orch_sidecar.tools.facts.labels.measured import Engine, KnownEngine, Measured, Model
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
@@ -38,19 +38,15 @@ def row_of(result: Result) -> Row:
     if missing:
         raise NoFact("; ".join(missing))
     recorded = RecordedRun.model_validate(result.model_dump(mode="json", exclude=_UNUSED))
-    return recorded.measured(
-        engine=Engine(
-            str(engine.engine), str(engine.precision), str(engine.gpu), engine.gpu_count or 0
-        ),
-        source_tag=f"orch-bench:{result.id}",
-        batches=None if result.status is Status.UNVERIFIED else result.batches,
-        settings={
-            "profile": engine.profile,
-            **(engine.conditions or {}),
-            PREFIX_HIT_RATIO: result.prefix_hit_ratio,
-        },
-        given=engine.given,
-    ).row()
+    ratio = {PREFIX_HIT_RATIO: result.prefix_hit_ratio}
+    known = KnownEngine(
+        Engine(str(engine.engine), str(engine.precision), str(engine.gpu), engine.gpu_count or 0),
+        None if result.status is Status.UNVERIFIED else result.batches,
+        {"profile": engine.profile, **(engine.conditions or {}), **ratio},
+    )
+    model = Model(engine.model_id, engine.model_name, engine.given)
+    label, tag = result.measurement_type, f"orch-bench:{result.id}"
+    return Measured(recorded.run, label, known, model, tag).row()
 
 
 def with_evidence(row: Row, result: Result, facts: Path) -> Row:

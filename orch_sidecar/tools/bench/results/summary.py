@@ -26,13 +26,9 @@ from orch_sidecar.tools.bench.results.result import (
 )
 from orch_sidecar.tools.facts.labels.figures import Totals, figures, spread
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
-from orch_sidecar.tools.facts.labels.observation import (
-    Observation,
-    States,
-    observed,
-)
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.recorded import Call as RecordedCall
-from orch_sidecar.tools.facts.labels.recorded import waited_for
+from orch_sidecar.tools.facts.labels.recorded import seen_by_client, waited_for
 from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LATE_SHARE
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfalls
@@ -218,7 +214,11 @@ def _objections(run: RunRecord, figures: Totals | None) -> list[str]:
         return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
     if run.states is None:
         return reasons
-    for each in judge(_observation(run, run.states)):
+    scenario, calls = run.plan.scenario, [call.recorded for call in run.calls]
+    # An event may have several tokens.
+    counted = not any(call.counted_by_events for call in run.calls)
+    seen = seen_by_client(scenario.label, scenario, calls, run.states, counted=counted)
+    for each in judge(seen):
         if each.reason not in _TOO_SPARSE:
             reasons.append(each.detail)
         elif not run.plan.trial:
@@ -238,26 +238,6 @@ def _denser(scenario: Scenario, figures: Totals | None) -> str:
     return (
         f"; an answer took {mean_ms:.0f} ms, too little for {rate:.4g} requests/s to overlap:"
         f" --rate {wanted} keeps about {_IN_FLIGHT} in flight"
-    )
-
-
-def _observation(run: RunRecord, states: States) -> Observation:
-    """Returns what client and engine saw. An event may have several tokens: none is counted."""
-    reached = [call for call in run.calls if call.reached]
-    answered = [call for call in reached if call.fate is Fate.ANSWERED]
-    tokens = [None if call.counted_by_events else call.output_tokens for call in answered]
-    known = [count for count in tokens if count is not None]
-    prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
-    return observed(
-        run.plan.scenario.label,
-        states,
-        sent=len(reached),
-        answered=len(answered),
-        output_tokens=sum(known) if len(known) == len(reached) else None,
-        input_tokens=sum(prompts) if len(prompts) == len(answered) else None,
-        in_flight=[each for call in reached if (each := call.recorded.in_flight) is not None],
-        arrivals=run.plan.scenario.arrivals,
-        at_once=run.plan.scenario.clients,
     )
 
 

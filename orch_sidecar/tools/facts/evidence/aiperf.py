@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Rejection, arrivals_of
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -74,11 +75,13 @@ def run(document: object) -> ImportedRun:
     [phase] = phases
     scheduled = phase.type != "concurrency"
     return ImportedRun(
-        tool=f"aiperf {found.tool}",
+        named={"tool": f"aiperf {found.tool}"},
         model=found.model,
-        schedule=Arrivals(phase.type) if scheduled else None,
-        rate_per_s=phase.rate if scheduled else None,
-        at_once=phase.concurrency,
+        load=Load(
+            arrivals=arrivals_of(Arrivals(phase.type) if scheduled else None, phase.concurrency),
+            clients=phase.concurrency,
+            rate_per_s=phase.rate if scheduled else None,
+        ),
         failed=int(found.failed),
         totals=Totals(
             requests=int(found.answered),
@@ -86,8 +89,8 @@ def run(document: object) -> ImportedRun:
             input_tokens=int(found.input_tokens),
             output_tokens=int(found.output_tokens),
         ),
-        stated_ms={} if scheduled else found.latency_ms,
+        own_ms={} if scheduled else found.latency_ms,
         took_s=found.mean_ms / 1000 * found.answered,
-        notes={"window_is": "the tool's duration"},
+        outcomes={"window_is": "the tool's duration"},
         times=RunTimes(local_end_s=found.ended.replace(tzinfo=UTC).timestamp()),
     )

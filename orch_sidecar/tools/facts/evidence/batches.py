@@ -12,10 +12,17 @@ from typing import Literal
 
 from pydantic import AliasChoices, Field
 
-from orch_sidecar.tools.facts.evidence.imported import Count, Fields, ImportedRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import (
+    Count,
+    Fields,
+    ImportedRun,
+    Rejection,
+)
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.observation import RunTimes
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 
@@ -57,15 +64,16 @@ def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
     if window_s < 1:
         raise Rejection("finalizing_at", batch.ended_at_s, f"must be after {batch.began_at_s}")
     return ImportedRun(
-        tool="orch batch",
+        named={"tool": "orch batch"},
         model=models[0],
         claim=Label.OFFLINE,
+        load=Load(arrivals=Arrivals.AT_ONCE),
         totals=Totals(
             requests=len(answers),
             window_s=window_s,
             input_tokens=sum(each.usage.prompt for each in answers),
             output_tokens=sum(each.usage.generated for each in answers),
         ),
-        notes={"window_is": "the batch in whole seconds"},
+        outcomes={"window_is": "the batch in whole seconds"},
         times=RunTimes(began_at_s=batch.began_at_s, ended_at_s=batch.ended_at_s),
     )

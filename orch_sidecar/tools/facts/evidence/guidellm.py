@@ -33,9 +33,11 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
+    arrivals_of,
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -147,12 +149,14 @@ def run(document: object) -> ImportedRun:
         rule = f"{count} were due before the run began at {report.start_s}"
         raise Rejection("info.timings.targeted_start", early[0], rule)
     return ImportedRun(
-        tool=f"guidellm {report.guidellm_version}",
+        named={"tool": f"guidellm {report.guidellm_version}"},
         model=report.model,
         claim=report.claim,
-        schedule=report.schedule,
-        rate_per_s=report.rate,
-        at_once=report.at_once,
+        load=Load(
+            arrivals=arrivals_of(report.schedule, report.at_once),
+            clients=report.at_once,
+            rate_per_s=report.rate,
+        ),
         failed=report.errored + report.incomplete,
         totals=figures(served),
         served=served,

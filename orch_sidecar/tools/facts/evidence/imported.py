@@ -15,23 +15,23 @@ with a limit above one is rejected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, overlap
 from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import (
     Engine,
+    KnownEngine,
     Measured,
-    Notes,
+    Run,
     Source,
-    engine_of,
+    engine_between,
     name_model,
-    settings_of,
 )
 from orch_sidecar.tools.facts.labels.observation import RunTimes, States, observed
 from orch_sidecar.tools.facts.tables.check import invalid_fields
@@ -74,50 +74,26 @@ def read_run(read: Callable[[], _Found]) -> _Found | Rejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedRun:
-    """One run of a tool.
+class ImportedRun(Run):
+    """One run of a tool. `took_s`: all answers together, from sending to end, where the tool states
+    it. `times`: when it was."""
 
-    `claim`: the label in the file, which is not trusted. `schedule`: by which requests were due,
-    None without one. `at_once`: the tool's limit of concurrent requests, None without one.
-    `failed`: requests without a complete answer; `totals` are of the complete ones, and its window
-    from the first arrival to the last end, unless the note `window_is` states otherwise.
-    `stated_ms`: latencies by the tool's own figures, by the names of the notes. `served`: its
-    answers by the tool's own times, none where the file does not contain them. `took_s`: all
-    answers together, from sending to end, where the tool states it. `notes`: further notes.
-    `times`: when it was.
-    """
-
-    tool: str
-    model: str
-    totals: Totals
-    claim: Label | None = None
-    schedule: Arrivals | None = None
-    rate_per_s: float | None = None
-    at_once: int | None = None
-    failed: int = 0
-    stated_ms: Mapping[str, float] = field(default_factory=dict)
-    served: Sequence[CompletedRequest] = ()
+    load: Load
     took_s: float = 0.0
-    notes: Notes = field(default_factory=dict)
     times: RunTimes = field(default_factory=RunTimes)
 
-    @property
-    def arrivals(self) -> Arrivals:
-        """How requests came: those without a schedule by the limit of concurrent ones."""
-        if self.schedule is not None or self.at_once is None:
-            return self.schedule or Arrivals.AT_ONCE
-        return Arrivals.ONE_BY_ONE if self.at_once == 1 else Arrivals.CLOSED_LOOP
 
-    @property
-    def latency_ms(self) -> dict[str, float]:
-        """The latencies by the names of the notes."""
-        return {**self.totals.latency_ms, **self.stated_ms}
+def arrivals_of(schedule: Arrivals | None, at_once: int | None) -> Arrivals:
+    """Returns how requests came: those without a schedule by the limit of concurrent ones."""
+    if schedule is not None or at_once is None:
+        return schedule or Arrivals.AT_ONCE
+    return Arrivals.ONE_BY_ONE if at_once == 1 else Arrivals.CLOSED_LOOP
 
 
 def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
     """Converts a run to a row. `known`: the engine's states, or what is declared of it. Raises
     Rejection, also for a row that no table would take."""
-    window_s, at_once = run.totals.window_s, run.at_once
+    window_s, at_once = run.totals.window_s, run.load.clients
     if at_once is not None and run.took_s > at_once * window_s * (1 + _TOLERANCE):
         rule = f"is too short: at most {at_once} at a time, answers took {run.took_s:g} s in all"
         raise Rejection("the duration", f"{window_s:g} s", rule)
@@ -126,47 +102,28 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
     model = name_model(source.model_id or run.model, source.model_name, *names)
     if model.objection is not None:
         raise Rejection("model", model.id, model.objection)
-    overlapped = 1 if at_once == 1 else overlap(run.served)
-    if states is None:
+    if isinstance(known, Engine):
+        label, engine = Label.TO_BE_CONFIRMED, KnownEngine(known)
         model = replace(model, given=("engine", "precision", "gpu", "gpu_count"))
-        if not overlapped:
+        if not run.overlap:
             rule = (
                 "is a limit, not a measured batch: save the tool's detailed results, or give "
                 "--capabilities-before and --capabilities-after"
             )
             raise Rejection("max_concurrency", at_once or "no limit", rule)
-    # Of requests for several sequences no file has the length of the longest, by which TPOT
-    # divides.
-    several = states is not None and at_once is not None and states.batches.largest > at_once
-    made = Measured(
-        label=Label.TO_BE_CONFIRMED if states is None else _earned(run, states),
-        claim=run.claim,
-        engine=known if isinstance(known, Engine) else engine_of(known.before),
-        model=model,
-        totals=run.totals,
-        source_tag=source.tag,
-        batches=None if states is None else states.batches,
-        overlap=overlapped,
-        load={
-            "tool": run.tool,
-            "arrivals": run.arrivals,
-            "rate_per_s": run.rate_per_s,
-            "at_once": at_once,
-        },
-        latency_ms={
-            name: ms
-            for name, ms in run.latency_ms.items()
-            if not (several and name.startswith("tpot_"))
-        },
-        outcomes={"failed": run.failed or None, **run.notes},
-        settings={} if states is None else settings_of(states.before, states.prefix_hit_ratio),
-        # Anybody can have written them.
-        doubts={STATES: None if states is None else "unsigned"},
-    )
+    else:
+        label, engine = _earned(run, known), engine_between(known)
+        run = replace(run, doubts={STATES: "unsigned"})  # anybody can have written them
+        if at_once is not None and known.batches.largest > at_once:
+            # Of requests for several sequences no file has the length of the longest, by which
+            # TPOT divides.
+            known_ms = run.latency_ms.items()
+            own = {name: ms for name, ms in known_ms if not name.startswith("tpot_")}
+            run = replace(run, own_ms=own)
     try:
-        row = made.row()
+        row = Measured(run, label, engine, model, source.tag).row()
     except ValueError as error:
-        raise Rejection("scenario_notes", run.tool, str(error)) from None
+        raise Rejection("scenario_notes", str(run.named["tool"]), str(error)) from None
     for fault in invalid_fields(row):
         raise Rejection(fault.name, fault.value, fault.rule)
     return row
@@ -187,8 +144,7 @@ def _earned(run: ImportedRun, states: States) -> Label:
         output_tokens=None if run.failed else run.totals.output_tokens,
         input_tokens=None if run.failed else run.totals.input_tokens,
         in_flight=[each.in_flight for each in run.served],
-        arrivals=run.arrivals,
-        at_once=run.at_once,
+        load=run.load,
         times=replace(run.times, window_s=run.totals.window_s),
     )
     if objections := judge(seen):

@@ -25,9 +25,11 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
+    arrivals_of,
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -112,18 +114,20 @@ def run(document: object) -> ImportedRun:
     _check_sums(result)
     served = _served(result)
     return ImportedRun(
-        tool="vllm bench serve",
+        named={"tool": "vllm bench serve"},
         model=result.model_id,
         claim=result.measurement_type,
-        schedule=result.schedule,
-        rate_per_s=None if result.request_rate == "inf" else result.request_rate,
-        at_once=result.max_concurrency,
+        load=Load(
+            arrivals=arrivals_of(result.schedule, result.max_concurrency),
+            clients=result.max_concurrency,
+            rate_per_s=None if result.request_rate == "inf" else result.request_rate,
+            burstiness=result.burstiness if result.schedule is Arrivals.GAMMA else None,
+        ),
         failed=result.failed,
         totals=figures(served) if served else _totals(result),
-        stated_ms={} if served else _stated_ms(result),
+        own_ms=None if served else _stated_ms(result),
         served=served,
-        notes={
-            "burstiness": result.burstiness if result.schedule is Arrivals.GAMMA else None,
+        outcomes={
             "window_is": None if served else "the tool's duration",
             "acceptance_length": result.spec_decode_acceptance_length,
         },

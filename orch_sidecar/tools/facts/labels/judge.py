@@ -135,16 +135,16 @@ def _steps(seen: Observation) -> tuple[Rule, ...]:
 
 def _arrivals(seen: Observation) -> tuple[Rule, ...]:
     """Compares the label with how the requests came: an engine batches what it has."""
-    single, lacking = seen.label is Label.SINGLE_STREAM, 0.0
-    load = {"arrivals": seen.arrivals, "at_once": seen.at_once}
-    wrong = load_contradictions(seen.label, seen.arrivals, seen.at_once, at_least=seen.target)
-    judged = seen.arrivals is not None and (single or not seen.one_by_one)  # `_steps` says that
-    stated = "; ".join(f"{name}={load[name]} {rule}" for name, rule in wrong)
+    single, lacking, stated = seen.label is Label.SINGLE_STREAM, 0.0, ""
+    if (load := seen.load) is not None and (single or not load.one_by_one):  # `_steps` says that
+        known, least = {"arrivals": load.arrivals, "at_once": load.clients}, seen.target
+        wrong = load_contradictions(seen.label, load.arrivals, load.clients, at_least=least)
+        stated = "; ".join(f"{name}={known[name]} {rule}" for name, rule in wrong)
     if seen.label is Label.OFFLINE and seen.in_flight and seen.target:
         lacking = intervals.missing(seen.in_flight, seen.supply_target)
     overlaps = intervals.overlapping(seen.in_engine, seen.clock_slack) if single else 0
     return (
-        (Reason.CONTRADICTION, judged and stated, stated),
+        (Reason.CONTRADICTION, stated, stated),
         (Reason.OVERLAP, overlaps,
          f"{overlaps} of {len(seen.in_engine)} sequences arrived while another was in the engine: "
          "requests come one after the other"),

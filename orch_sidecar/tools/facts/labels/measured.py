@@ -1,4 +1,4 @@
-"""Builds the row of a measurement from its figures, in one way for all sources.
+"""A run as its client measured it, and its row, in one way for all sources.
 
 Pure. Knows no source: `orch bench`, traces, signed evidence and the files of other tools fill it.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
-from orch_sidecar.tools.facts.labels.figures import Totals
-from orch_sidecar.tools.facts.labels.observation import Batches
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, overlap
+from orch_sidecar.tools.facts.labels.load import Load, Notes
+from orch_sidecar.tools.facts.labels.observation import Batches, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
@@ -68,10 +71,6 @@ class Source:
     model_name: str | None = None
 
 
-# By their names; None: not noted.
-Notes = Mapping[str, str | int | float | None]
-
-
 @dataclass(frozen=True, slots=True)
 class Engine:
     """The columns of an engine: `engine` is its name and version."""
@@ -82,75 +81,101 @@ class Engine:
     gpu_count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a row states.
+class KnownEngine(NamedTuple):
+    """The engine of a row. `batches`: None where nobody knows what it did. `settings`: notes."""
 
-    `totals`: of the complete answers. `batches`: None where nobody knows them: then `overlap`, the
-    largest number of answers that were generated at once, is the column `batch`, and `claim` is the
-    label that was asked for. `load`: how requests came, and by which tool; `outcomes`: what became
-    of them; `settings`: of the engine; `doubts`: what limits the trust. All four, and `latency_ms`,
-    are notes by their names, the latter those of `totals` unless it is given. `served_as`: the name
-    that the model is served by.
+    columns: Engine
+    batches: Batches | None = None
+    settings: Notes = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as its client measured it, or a sidecar. Notes are by their names.
+
+    `model`: the name that it is served by. `totals`: of the complete answers, in a window from the
+    first arrival to the last end, unless the note `window_is` states otherwise. `served`: these
+    answers, none where their times are not known. `claim`: the label that was asked for, which is
+    not trusted. `load`: how requests came, None where that does not show; `named`: notes of what
+    made it. `own_ms`: other latencies than those of `totals`. `failed`: requests without a complete
+    answer. `outcomes`: notes of what else became of requests; `doubts`: of what limits the trust.
     """
 
-    label: Label
-    engine: Engine
-    model: Model
+    model: str
     totals: Totals
-    source_tag: str
-    batches: Batches | None
-    overlap: int = 0
+    served: Sequence[CompletedRequest] = ()
     claim: Label | None = None
-    load: Notes = field(default_factory=dict)
-    latency_ms: Mapping[str, float] | None = None
+    load: Load | None = None
+    named: Notes = field(default_factory=dict)
+    own_ms: Mapping[str, float] | None = None
+    failed: int = 0
     outcomes: Notes = field(default_factory=dict)
-    settings: Notes = field(default_factory=dict)
     doubts: Notes = field(default_factory=dict)
-    served_as: str | None = None
+
+    @property
+    def latency_ms(self) -> Mapping[str, float]:
+        """Its latencies by the names of the notes."""
+        return self.totals.latency_ms if self.own_ms is None else self.own_ms
+
+    @property
+    def overlap(self) -> int:
+        """The largest number of answers that were generated at once, 0 where that is not known."""
+        one = self.load is not None and self.load.clients == 1
+        return 1 if one else overlap(self.served)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a row states: of a run, by its label, and of the engine that served it."""
+
+    run: Run
+    label: Label
+    engine: KnownEngine
+    model: Model
+    source_tag: str
 
     @property
     def notes(self) -> dict[str, str | int | float]:
         """The notes in their order."""
-        requests, window_s = self.totals.requests, self.totals.window_s
+        run, totals, batches = self.run, self.run.totals, self.engine.batches
+        requests, window_s = totals.requests, totals.window_s
         notes: dict[str, str | int | float | None] = {
-            "input_tokens": round(self.totals.input_tokens / requests),
-            "output_tokens": round(self.totals.output_tokens / requests),
-            "batching": "unknown" if self.batches is None else MEANINGS[self.label].batching,
-            **self.load,
+            "input_tokens": round(totals.input_tokens / requests),
+            "output_tokens": round(totals.output_tokens / requests),
+            "batching": "unknown" if batches is None else MEANINGS[self.label].batching,
+            **run.named,
+            **({} if run.load is None else run.load.notes),
             "requests": requests,
             "window_s": round(window_s, 3),
         }
         if self.label is not Label.OFFLINE:  # there they only show the length of the queue
-            latency_ms = self.totals.latency_ms if self.latency_ms is None else self.latency_ms
-            notes |= {name: round(value, 3) for name, value in latency_ms.items()}
-        notes |= self.outcomes
-        if self.batches is None:
-            notes |= {"claim": self.claim or "none", "batch_is": "overlap"}
+            notes |= {name: round(value, 3) for name, value in run.latency_ms.items()}
+        notes |= {"failed": run.failed or None, **run.outcomes}
+        if batches is None:
+            notes |= {"claim": run.claim or "none", "batch_is": "overlap"}
         else:
-            notes |= {names.BATCH_MEAN: self.batches.mean, names.BATCH_MAX: self.batches.largest}
-        notes |= self.settings
-        judged = self.claim if self.batches is None else self.label
+            notes |= {names.BATCH_MEAN: batches.mean, names.BATCH_MAX: batches.largest}
+        notes |= self.engine.settings
+        judged = run.claim if batches is None else self.label
         if judged and judged in MIN_QUERIES and shortfalls(judged, requests, window_s):
             notes[names.PRELIMINARY] = "yes"
-        notes |= self.doubts
-        notes["served_as"] = None if self.served_as == self.model.id else self.served_as
+        notes |= run.doubts
+        notes["served_as"] = None if run.model == self.model.id else run.model
         notes[names.GIVEN] = ",".join(self.model.given) or None
         return {name: value for name, value in notes.items() if value is not None}
 
     def row(self) -> Row:
         """Returns the row. Raises ValueError for a text that no note can hold."""
-        notes = self.notes
-        batch = self.overlap if self.batches is None else max(1, round(self.batches.mean))
+        notes, batches = self.notes, self.engine.batches
         return Row(
             model_id=self.model.id,
             model_name=self.model.name,
-            **asdict(self.engine),
-            batch=batch,
+            **asdict(self.engine.columns),
+            batch=self.run.overlap if batches is None else max(1, round(batches.mean)),
             input_tokens=int(notes["input_tokens"]),
             output_tokens=int(notes["output_tokens"]),
-            throughput_tokens_per_sec=self.totals.tokens_per_s,
-            measurement_type=Label.TO_BE_CONFIRMED if self.batches is None else self.label,
+            throughput_tokens_per_sec=self.run.totals.tokens_per_s,
+            measurement_type=Label.TO_BE_CONFIRMED if batches is None else self.label,
             scenario_notes=format_notes(notes),
             source_tag=self.source_tag,
         )
@@ -162,6 +187,8 @@ def engine_of(state: Snapshot) -> Engine:
     return Engine(name, state.precision, state.gpu, state.gpu_count)
 
 
-def settings_of(state: Snapshot, hit_ratio: float) -> Notes:
-    """Returns the notes about an engine as it reports them. `hit_ratio`: of its prefix cache."""
-    return {"profile": state.profile, **state.conditions, names.PREFIX_HIT_RATIO: hit_ratio}
+def engine_between(states: States) -> KnownEngine:
+    """Returns what an engine reports of itself, and what it did between two states."""
+    state, ratio = states.before, {names.PREFIX_HIT_RATIO: states.prefix_hit_ratio}
+    settings = {"profile": state.profile, **state.conditions, **ratio}
+    return KnownEngine(engine_of(state), states.batches, settings)

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from orch_sidecar.tools.facts.labels import thresholds
 from orch_sidecar.tools.facts.labels.intervals import Interval, most, share_together
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 _Count = TypeVar("_Count", bound=float | None)
@@ -139,12 +139,11 @@ class Observation:
     that its engines accepted in the window, None where that is not known. `in_flight`: its requests
     from arrival to end, as the client measured them, else the sidecar, else the engine; `running`:
     the same from the slot to the last token, by the engine; `in_engine`: its sequences from their
-    arrival there. Each of one clock, whose readings may be wrong by `clock_slack`. `arrivals`,
-    `at_once`: the load and the limit of concurrent requests, as the client states them; None if it
-    does not, or there is no limit. `dispatched`, `waiting`, `queued`: its sequences while admission
-    had let them to the engine, while they waited for that, and while they waited in the engine;
-    empty where that is not known. `times`: of the run, None where its states were read during it,
-    or signed.
+    arrival there. Each of one clock, whose readings may be wrong by `clock_slack`. `load`: as the
+    client states it, None if it does not. `dispatched`, `waiting`, `queued`: its sequences while
+    admission had let them to the engine, while they waited for that, and while they waited in the
+    engine; empty where that is not known. `times`: of the run, None where its states were read
+    during it, or signed.
     """
 
     label: Label
@@ -162,8 +161,7 @@ class Observation:
     running: Sequence[Interval] = ()
     in_engine: Sequence[Interval] = ()
     clock_slack: float = 0.0
-    arrivals: Arrivals | None = None
-    at_once: int | None = None
+    load: Load | None = None
     dispatched: Sequence[Interval] = ()
     waiting: Sequence[Interval] = ()
     queued: Sequence[Interval] = ()
@@ -172,7 +170,7 @@ class Observation:
     @property
     def one_by_one(self) -> bool:
         """Whether who sent them states that each waited for the answer before."""
-        return self.arrivals is Arrivals.ONE_BY_ONE or self.at_once == 1
+        return self.load is not None and self.load.one_by_one
 
     @property
     def alone(self) -> bool:

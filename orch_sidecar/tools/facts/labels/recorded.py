@@ -6,23 +6,22 @@ read here: results of earlier releases have other fields, and those of later one
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from orch_sidecar.tools.facts.labels.documents import at
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.measured import Measured, Model, Notes
+from orch_sidecar.tools.facts.labels.load import Load, Notes, TraceDocument
+from orch_sidecar.tools.facts.labels.measured import Run
+from orch_sidecar.tools.facts.labels.observation import Observation, States, observed
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import TIMES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import ServiceClass
 
-_Time = Annotated[str, Field(pattern=f"^({'|'.join(TIMES)})$")]
+TOO_MANY_REQUESTS: Final = 429
 
 
 class Call(NamedTuple):
@@ -39,6 +38,11 @@ class Call(NamedTuple):
     output_tokens: int | None
     queue_ms: float | None
     service_class: str | None = None  # not in files from before there were classes
+
+    @property
+    def reached(self) -> bool:
+        """Whether it may have reached the engine: a 429 comes from a proxy, a 503 may not."""
+        return self.sent_s is not None and self.status != TOO_MANY_REQUESTS
 
     @property
     def in_flight(self) -> Interval | None:
@@ -59,59 +63,31 @@ class Call(NamedTuple):
         return CompletedRequest(arrived_s, self.first_s, self.ended_s, prompt, self.output_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceDocument:
-    """The traces that were replayed. `window_s`: the part, in their own seconds; None: to the end.
-    `requests`: of that part. `bulk_clients`: clients with bulk work beside them."""
-
-    name: str
-    sha256: str
-    requests: int
-    window_s: tuple[float, float | None]
-    time_factor: float
-    length_factor: float
-    bulk_clients: int = 0
-    bulk_name: str | None = None
-    bulk_sha256: str | None = None
-    bulk_requests: int = 0
-
-    @property
-    def has_bulk(self) -> bool:
-        return self.bulk_sha256 is not None or self.bulk_clients > 0
-
-    def __str__(self) -> str:
-        from_s, until_s = self.window_s
-        digits = self.sha256[: names.TRACE_DIGITS]
-        parts = [f"{self.requests} requests of the trace {self.name} ({digits})"]
-        if from_s or until_s is not None:
-            parts.append(f"from {from_s:g} s" + ("" if until_s is None else f" to {until_s:g} s"))
-        parts.append(f"times by {self.time_factor:g}, lengths by {self.length_factor:g}")
-        if self.bulk_clients:
-            parts.append(f"beside {self.bulk_clients} clients with bulk requests")
-        if self.bulk_name is not None:
-            parts.append(f"beside {self.bulk_requests} bulk requests of {self.bulk_name}")
-        return ", ".join(parts)
-
-    @property
-    def notes(self) -> Notes:
-        """Which trace was replayed, which part of it, and beside what."""
-        from_s, until_s = self.window_s
-        bulk = self.bulk_sha256
-        return {
-            "arrivals": f"{Arrivals.TRACE}:{self.sha256[: names.TRACE_DIGITS]}",
-            names.TRACE_WINDOW: f"{from_s:.15g}:{'' if until_s is None else f'{until_s:.15g}'}",
-            names.TRACE_TIME: self.time_factor,
-            names.TRACE_LENGTHS: self.length_factor,
-            names.BULK_CLIENTS: self.bulk_clients or None,
-            names.BULK_TRACE: None if bulk is None else bulk[: names.TRACE_DIGITS],
-        }
-
-
 def waited_for(calls: Sequence[Call], trace: TraceDocument | None) -> Sequence[Call]:
     """Returns the calls that latencies and goodput are of: where bulk work ran, the others."""
     if trace is None or not trace.has_bulk:
         return calls
     return [call for call in calls if call.service_class == ServiceClass.INTERACTIVE]
+
+
+def seen_by_client(
+    label: Label, load: Load, calls: Sequence[Call], states: States, *, counted: bool, **more: Any
+) -> Observation:
+    """Returns what a client saw of its requests, beside two states of the engine.
+
+    `counted`: all tokens are the engine's counts. `more`: what the engine itself states.
+    """
+    reached = [call for call in calls if call.reached]
+    answered = [call for call in calls if call.fate == "answered"]
+    tokens = [call.output_tokens for call in answered if call.output_tokens is not None]
+    prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
+    by_client: dict[str, Any] = {
+        "output_tokens": sum(tokens) if counted and len(tokens) == len(reached) else None,
+        "input_tokens": sum(prompts) if len(prompts) == len(answered) else None,
+        "in_flight": [each for call in reached if (each := call.in_flight) is not None],
+    }
+    sent = {"sent": len(reached), "answered": len(answered)}
+    return observed(label, states, load=load, **sent, **by_client | more)
 
 
 class RecordedRun(BaseModel):
@@ -120,14 +96,7 @@ class RecordedRun(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     measurement_type: Label
-    arrivals: Arrivals = at("scenario.arrivals")
-    clients: int | None = at("scenario.clients", default=None)
-    rate_per_s: float | None = at("scenario.rate_per_s", default=None)
-    burstiness: float | None = at("scenario.burstiness", default=None)
-    seed: int = at("scenario.seed")
-    slo_ms: dict[_Time, float] = at("scenario.slo_ms")
-    trace: TraceDocument | None = at("scenario.trace", default=None)
-    loadgen: str | None = at("scenario.loadgen", default=None)
+    load: Load = at("scenario")
     model: str = at("engine.model")
     model_id: str = at("engine.model_id")
     model_name: str = at("engine.model_name")
@@ -143,56 +112,41 @@ class RecordedRun(BaseModel):
     @property
     def of_class(self) -> Sequence[Call]:
         """The calls that latencies and goodput are of."""
-        return waited_for(self.calls, self.trace)
+        return waited_for(self.calls, self.load.trace)
 
-    def measured(self, given: Sequence[str], **more: Any) -> Measured:
-        """Returns what its row states. `given`: the columns that are the user's. `more`: the
-        engine, what it did and the source. Raises ValueError for a run without figures.
-        """
+    @property
+    def run(self) -> Run:
+        """What its row states of it. Raises ValueError for a run without figures."""
         some = [served for call in self.of_class if (served := call.served) is not None]
-        return Measured(
-            label=self.measurement_type,
-            claim=self.measurement_type,
-            model=Model(self.model_id, self.model_name, given),
+        return Run(
+            model=self.model,
             totals=figures(self.served),
-            overlap=overlap(self.served),
-            latency_ms=figures(some).latency_ms if some else {},
-            load=self._load,
+            served=self.served,
+            claim=self.measurement_type,
+            load=self.load,
+            named={"tool": "orch bench"},
+            own_ms=figures(some).latency_ms if some else {},
+            failed=self._ended("failed"),
             outcomes=self._outcomes,
             doubts={
                 names.CLIENT_BOTTLENECK: "yes" if self.bottleneck else None,
                 "counted_by_events": self.counted_by_events or None,
             },
-            served_as=self.model,
-            **more,
         )
 
     @property
-    def _load(self) -> Notes:
-        """How the requests came."""
-        return {
-            "tool": "orch bench",
-            "loadgen": self.loadgen,
-            "arrivals": self.arrivals.value,
-            "rate_per_s": self.rate_per_s,
-            "burstiness": self.burstiness,
-            "at_once": self.clients,
-            **({} if self.trace is None else self.trace.notes),
-            "seed": self.seed,
-        }
-
-    @property
     def _outcomes(self) -> Notes:
-        """How many requests were not answered, which SLO there was and how many met it, and of
-        which the latencies are."""
-        fates = Counter(call.fate for call in self.calls)
-        served = [call.served for call in self.of_class]
-        met = [each is not None and each.meets(self.slo_ms) for each in served]
+        """How many requests were refused, which SLO there was and how many met it, and of which
+        the latencies are."""
+        bounds_ms, served = self.load.slo_ms, [call.served for call in self.of_class]
+        met = [each is not None and each.meets(bounds_ms) for each in served]
         of_class = None if self.of_class is self.calls else ServiceClass.INTERACTIVE.value
         return {
-            "refused": fates["refused"] or None,
-            "failed": fates["failed"] or None,
-            **{f"slo_{name}_ms": bound for name, bound in self.slo_ms.items()},
+            "refused": self._ended("refused") or None,
+            **{f"slo_{name}_ms": bound for name, bound in bounds_ms.items()},
             names.LATENCY_OF: of_class,
-            names.GOODPUT_SHARE: round(sum(met) / len(met), 4) if met and self.slo_ms else None,
+            names.GOODPUT_SHARE: round(sum(met) / len(met), 4) if met and bounds_ms else None,
         }
+
+    def _ended(self, fate: str) -> int:
+        return sum(call.fate == fate for call in self.calls)

@@ -16,13 +16,18 @@ from dataclasses import replace
 from itertools import groupby, islice, pairwise
 from typing import Final
 
-from orch_sidecar.tools.facts.labels import intervals, measured, thresholds
+from orch_sidecar.tools.facts.labels import intervals, thresholds
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
-from orch_sidecar.tools.facts.labels.measured import Model, name_model
-from orch_sidecar.tools.facts.labels.observation import Observation, observed
-from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun
+from orch_sidecar.tools.facts.labels.measured import (
+    Measured,
+    Model,
+    engine_between,
+    name_model,
+)
+from orch_sidecar.tools.facts.labels.observation import Observation
+from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun, seen_by_client
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -52,41 +57,30 @@ def client_measured(row: Row) -> list[str]:
 def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     """Returns where a row does not follow from its evidence, empty if it does. Raises ValueError
     for a run without figures."""
-    state = proof.before.snapshot
+    state, tag, seen = proof.before.snapshot, f"orch-bench:{proof.before.run}", run.run
     model = name_model(run.model_id, run.model_name, state.models, [state.weights])
-    anew = run.measured(
-        model.given,
-        engine=measured.engine_of(state),
-        source_tag=f"orch-bench:{proof.before.run}",
-        batches=proof.states.batches,
-        settings=measured.settings_of(state, proof.states.prefix_hit_ratio),
-    )
+    anew = Measured(seen, run.measurement_type, engine_between(proof.states), model, tag).row()
     return [
         *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
         *_other_model(run, model, state.models),
-        *_differences(row, anew.row(), anew.totals.window_s),
+        *_differences(row, anew, seen.totals.window_s),
         *_left_out(run),
-        *_by_the_engine(anew.totals, proof),
+        *_by_the_engine(seen.totals, proof),
         *impossible_times(run, proof),
     ]
 
 
 def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
     """Returns what the engine signed of a run, and how its client states that it sent it."""
-    answered = sum(call.fate == "answered" for call in run.calls)
-    complete = answered == len(run.calls)
+    complete = all(call.fate == "answered" for call in run.calls)
     # Of fewer some were aborted, or are still running: their tokens are in no leaf.
     finished = complete or len(proof.requests) >= proof.states.accepted
-    return observed(
-        label,
-        proof.states,
-        sent=sum(call.fate != "refused" for call in run.calls),
-        answered=answered,
+    return seen_by_client(
+        *(label, run.load, run.calls, proof.states),
+        counted=not run.counted_by_events,
         output_tokens=proof.totals.output_tokens if finished else None,
         input_tokens=proof.totals.input_tokens if complete else None,
         in_flight=[each.in_flight for each in proof.requests],
-        arrivals=run.arrivals,
-        at_once=run.clients,
         running=[each.running for each in proof.requests],
         in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],
         clock_slack=proof.adjusted_s + thresholds.ROUNDING_S,
@@ -266,11 +260,11 @@ def _known(time: _Time, requests: Sequence[CompletedRequest]) -> list[float]:
 
 def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     """Compares the load that is stated with when requests were due, sent and in flight."""
-    kind, scheduled = run.arrivals, [call for call in run.calls if call.due_s is not None]
+    load, scheduled = run.load, [call for call in run.calls if call.due_s is not None]
+    kind, clients = load.arrivals, load.clients
     beside = [call for call in run.calls if call.due_s is None]
-    clients = run.clients
-    if run.trace is not None:
-        clients = run.trace.bulk_clients
+    if load.trace is not None:
+        clients = load.trace.bulk_clients
     elif kind in _UNSCHEDULED and scheduled:
         yield f"arrivals is {kind}, the client's requests had a schedule"
     if kind not in _UNSCHEDULED and not scheduled:
@@ -285,9 +279,8 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
         most_s = max(most_s, thresholds.CLIENT_LATE_SHARE * proof.totals.window_s)
     if late_s > most_s + thresholds.ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
-    rate = run.rate_per_s
-    if rate is not None and kind in (Arrivals.CONSTANT, Arrivals.POISSON):
-        yield from _rate(kind, rate, sorted(each.due_s or 0.0 for each in scheduled))
+    if load.rate_per_s is not None and kind in (Arrivals.CONSTANT, Arrivals.POISSON):
+        yield from _rate(kind, load.rate_per_s, sorted(each.due_s or 0.0 for each in scheduled))
 
 
 def _loop(

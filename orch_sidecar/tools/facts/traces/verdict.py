@@ -21,10 +21,12 @@ from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import Objection, Reason, judge, objections_of
+from orch_sidecar.tools.facts.labels.load import Load, Notes
 from orch_sidecar.tools.facts.labels.measured import (
+    KnownEngine,
     Measured,
     Model,
-    Notes,
+    Run,
     Source,
     name_model,
 )
@@ -240,29 +242,23 @@ def _model(scenario: Scenario, given: Source) -> Model:
 def _measured(scenario: Scenario, model: Model, source: Source) -> Measured:
     """Returns what the row states. Raises ValueError for a window without a length."""
     seen, completed = observation_of(scenario), _completed(scenario)
-    found = figures(completed)
+    arrivals = arrivals_of(completed, seen.label)
     ends = ("before", scenario.before), ("after", scenario.after)
     cut = ",".join(end for end, requests in ends if requests)
     # Those that were not served; their tokens are not in the figure.
-    others = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REFUSED)
-    counts = {outcome.value: len(scenario.ended(outcome)) for outcome in others}
-    return Measured(
-        label=seen.label,
-        engine=scenario.sequences[0].engine.columns,
-        model=model,
-        totals=found,
-        source_tag=f"{source.tag}/{scenario.name}",
-        batches=seen.batches,
-        load={
-            "scenario": scenario.name,
-            "arrivals": arrivals_of(completed, seen.label),
-            "run": scenario.key.run,
-        },
-        outcomes={name: count or None for name, count in counts.items()},
-        settings=_settings(scenario, seen),
+    others = (Outcome.CANCELLED, Outcome.REFUSED)
+    run = Run(
+        model=str(scenario.key.model),
+        totals=figures(completed),
+        load=None if arrivals is None else Load(arrivals=arrivals),
+        named={"scenario": scenario.name, "run": scenario.key.run},
+        failed=len(scenario.ended(Outcome.FAILED)),
+        outcomes={outcome.value: len(scenario.ended(outcome)) or None for outcome in others},
         doubts={names.CUT: cut or None},
-        served_as=scenario.key.model,
     )
+    columns, settings = scenario.sequences[0].engine.columns, _settings(scenario, seen)
+    engine = KnownEngine(columns, seen.batches, settings)
+    return Measured(run, seen.label, engine, model, f"{source.tag}/{scenario.name}")
 
 
 def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals | None:

@@ -17,9 +17,9 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import document, home, snapshot
 
-ONLINE = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.0, 0, rate_per_s=10.0)
-SINGLE = Scenario(Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 1, 0.0, 0, clients=1)
-OFFLINE = Scenario(Label.OFFLINE, Arrivals.AT_ONCE, 1, 0.0, 0)
+ONLINE = Scenario(Label.BATCHED_ONLINE, 1, arrivals=Arrivals.POISSON, rate_per_s=10.0)
+SINGLE = Scenario(Label.SINGLE_STREAM, 1, arrivals=Arrivals.ONE_BY_ONE, clients=1)
+OFFLINE = Scenario(Label.OFFLINE, 1, arrivals=Arrivals.AT_ONCE)
 
 HOST = {"system": "Linux", "cpus": 2}
 IDLE = ClientHealth((0.0, 0.001), 0.1)
@@ -46,13 +46,12 @@ def answered(
         "input_tokens": 32,
         "output_tokens": tokens,
         "event_s": array("d", times),
-        "connected": True,
     }
     return Call(**values | more)
 
 
 def refused(at_s: float, why: str = "queue_full") -> Call:
-    call = Call(due_s=at_s, sent_s=at_s, ended_s=at_s, connected=True)
+    call = Call(due_s=at_s, sent_s=at_s, ended_s=at_s)
     call.status, call.fate, call.why = 429, Fate.REFUSED, why
     return call
 

@@ -23,14 +23,14 @@ def scenario(label: Label, *words: str) -> Scenario:
 
 def test_single_stream_is_one_by_one_for_the_minimum_of_mlperf() -> None:
     assert scenario(Label.SINGLE_STREAM) == Scenario(
-        Label.SINGLE_STREAM, Arrivals.ONE_BY_ONE, 64, 600.0, 0, clients=1, warm_up_requests=4
+        Label.SINGLE_STREAM, 64, 600.0, arrivals=Arrivals.ONE_BY_ONE, clients=1, warm_up_requests=4
     )
 
 
 def test_online_is_poisson_at_a_rate_for_the_minimum_of_mlperf() -> None:
     assert scenario(Label.BATCHED_ONLINE, "--rate", "8", "--slo-ttft-ms", "500") == Scenario(
-        Label.BATCHED_ONLINE, Arrivals.POISSON, 662, 600.0, 0, rate_per_s=8.0, warm_up_requests=4,
-        slo_ms={"ttft": 500.0},
+        Label.BATCHED_ONLINE, 662, 600.0, warm_up_requests=4,
+        arrivals=Arrivals.POISSON, rate_per_s=8.0, slo_ms={"ttft": 500.0},
     )  # fmt: skip
 
 

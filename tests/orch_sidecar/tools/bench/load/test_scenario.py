@@ -209,4 +209,4 @@ def test_replay_has_bulk_work_if_a_trace_or_clients_make_it() -> None:
 
 
 def test_what_is_sent_at_once_is_due_at_the_start() -> None:
-    assert schedule(Scenario(Label.OFFLINE, Arrivals.AT_ONCE, 3, 0.0, 0)) == (0.0, 0.0, 0.0)
+    assert schedule(Scenario(Label.OFFLINE, 3, arrivals=Arrivals.AT_ONCE)) == (0.0, 0.0, 0.0)

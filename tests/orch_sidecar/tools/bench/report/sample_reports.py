@@ -8,7 +8,7 @@ from dataclasses import replace
 from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
-from orch_sidecar.tools.facts.labels.recorded import TraceDocument
+from orch_sidecar.tools.facts.labels.load import TraceDocument
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
 from tests.orch_sidecar.tools.facts.snapshots import document

@@ -58,8 +58,8 @@ def test_conditions_that_differ_are_listed() -> None:
     after = after.model_copy(update={"scenario": scenario, "engine": engine})
     found = list(differing(before, after))
     assert found == [
-        ("seed", "0", "7"),
         ("rate per s", "10", "20"),
+        ("seed", "0", "7"),
         ("precision", before.engine.precision, "FP8"),
         ("data parallel", "unknown", "2"),
     ]

@@ -23,8 +23,8 @@ def phase(**fields: Any) -> Change:
 
 def test_tokens_are_those_that_the_engine_reported() -> None:
     found = measured(NAME)
-    assert (found.tool, found.model) == ("aiperf 0.13.0", "tiny")
-    assert (found.arrivals, found.at_once, found.failed) == (Arrivals.CLOSED_LOOP, 4, 0)
+    assert (found.named["tool"], found.model) == ("aiperf 0.13.0", "tiny")
+    assert (found.load.arrivals, found.load.clients, found.failed) == (Arrivals.CLOSED_LOOP, 4, 0)
     # 40 answers of 16 tokens, whose text AIPerf tokenized to 900.
     assert (found.totals.requests, found.totals.output_tokens) == (40, 640)
     assert found.totals.tokens_per_s == pytest.approx(640 / 8.4067, rel=1e-4)
@@ -49,7 +49,11 @@ def test_duration_in_which_the_clients_cannot_have_had_their_answers_is_rejected
 
 def test_schedule_has_its_rate_and_no_times_from_the_sending() -> None:
     found = measured(NAME, changed(NAME, phase(type="poisson", rate=8.0)))
-    assert (found.arrivals, found.rate_per_s, found.at_once) == (Arrivals.POISSON, 8.0, 4)
+    assert (found.load.arrivals, found.load.rate_per_s, found.load.clients) == (
+        Arrivals.POISSON,
+        8.0,
+        4,
+    )
     assert found.latency_ms == {}
 
 

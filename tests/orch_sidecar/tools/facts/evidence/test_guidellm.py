@@ -30,15 +30,23 @@ def requests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_synchronous_report_is_one_request_after_the_other() -> None:
     found = measured(HOME)
-    assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
+    assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
+        Arrivals.ONE_BY_ONE,
+        1,
+        None,
+    )
     assert (found.claim, overlap(found.served)) == (Label.SINGLE_STREAM, 1)
     assert (found.totals.requests, found.failed, found.totals.output_tokens) == (20, 0, 640)
-    assert (found.tool, found.model) == ("guidellm 0.8.1", "small")
+    assert (found.named["tool"], found.model) == ("guidellm 0.8.1", "small")
 
 
 def test_constant_report_has_a_rate_and_overlapping_answers() -> None:
     found = measured(CLOUD)
-    assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.CONSTANT, None, 3.0)
+    assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
+        Arrivals.CONSTANT,
+        None,
+        3.0,
+    )
     assert found.claim is Label.BATCHED_ONLINE
     assert overlap(found.served) > 1
 
@@ -89,7 +97,7 @@ def test_answers_that_were_not_streamed_have_no_first_token() -> None:
 def test_each_benchmark_of_a_report_is_one_run() -> None:
     report = document(HOME)
     report["benchmarks"] += document(CLOUD)["benchmarks"]
-    assert [measured(CLOUD, each).at_once for each in parts(report)] == [1, None]
+    assert [measured(CLOUD, each).load.clients for each in parts(report)] == [1, None]
     assert parts({}) == [{}]
     assert parts({"benchmarks": []}) == [{"benchmarks": []}]
 
@@ -100,8 +108,8 @@ def test_poisson_of_several_processes_has_repeated_gaps() -> None:
             type_="poisson", worker_count=workers
         )
 
-    assert measured(CLOUD, benchmark(poisson(10))).arrivals is Arrivals.REPEATED_GAPS
-    assert measured(CLOUD, benchmark(poisson(1))).arrivals is Arrivals.POISSON
+    assert measured(CLOUD, benchmark(poisson(10))).load.arrivals is Arrivals.REPEATED_GAPS
+    assert measured(CLOUD, benchmark(poisson(1))).load.arrivals is Arrivals.POISSON
 
 
 def test_requests_due_before_the_run_are_rejected() -> None:
@@ -129,14 +137,14 @@ def test_strategies_map_to_arrivals(
     report = benchmark(change)
     report["config"]["metadata"]["labels"] = {}
     found = measured(CLOUD, report)
-    assert (found.arrivals, found.at_once, found.claim) == (arrivals, at_once, None)
+    assert (found.load.arrivals, found.load.clients, found.claim) == (arrivals, at_once, None)
 
 
 def test_limit_of_an_open_loop_is_the_requested_one() -> None:
     def change(benchmark: dict[str, Any]) -> None:
         benchmark["config"]["profile"]["max_concurrency"] = 4
 
-    assert measured(CLOUD, benchmark(change)).at_once == 4
+    assert measured(CLOUD, benchmark(change)).load.clients == 4
 
 
 def _set(*path: str | int, value: Any) -> Change:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, to_row
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED
+from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import measured, proof
 
@@ -26,6 +27,10 @@ def run(name: str, **changes: Any) -> ImportedRun:
     found = measured(name)
     sums = {name: changes.pop(name) for name in _SUMS if name in changes}
     return replace(found, totals=replace(found.totals, **sums), **changes)
+
+
+def by(arrivals: Arrivals, clients: int | None = None) -> Load:
+    return Load(arrivals=arrivals, clients=clients)
 
 
 def row(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> Row:
@@ -116,11 +121,11 @@ def test_without_proof_the_batch_is_the_overlap_by_the_tools_times() -> None:
 
 
 def test_concurrency_limit_is_not_a_batch() -> None:
-    found = run("vllm_bench_cloud", served=(), at_once=8)
+    found = run("vllm_bench_cloud", served=(), load=by(Arrivals.POISSON, 8))
     assert str(refused(found, GIVEN)).startswith(
         "max_concurrency '8': is a limit, not a measured batch"
     )
-    assert row(replace(found, at_once=1, claim=None), GIVEN).batch == 1
+    assert row(replace(found, load=by(Arrivals.POISSON, 1), claim=None), GIVEN).batch == 1
     # The engine's label is used.
     assert row(found, proof("vllm_bench_cloud")).batch > 1
 
@@ -131,7 +136,7 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     known = States(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
     assert "must be at_once or closed_loop" in refused(found, known).rule
-    burst = replace(found, schedule=None, rate_per_s=None, served=())
+    burst = replace(found, load=by(Arrivals.AT_ONCE), served=())
     assert "offline needs a batch of 8" in refused(burst, known).rule
     steps = {**known.after.steps_by_batch, 8: (5, 0.1)}
     full = States(known.before, replace(known.after, steps_by_batch=steps))

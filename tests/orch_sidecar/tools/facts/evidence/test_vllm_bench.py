@@ -22,7 +22,11 @@ def without_details(**fields: Any) -> Any:
 
 def test_single_stream_file_is_one_request_after_the_other() -> None:
     found = measured(HOME)
-    assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
+    assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
+        Arrivals.ONE_BY_ONE,
+        1,
+        None,
+    )
     assert (found.claim, overlap(found.served)) == (Label.SINGLE_STREAM, 1)
     assert (found.totals.requests, found.failed, found.totals.output_tokens) == (20, 0, 640)
     assert found.model == "small"
@@ -30,7 +34,11 @@ def test_single_stream_file_is_one_request_after_the_other() -> None:
 
 def test_poisson_file_has_a_rate_and_overlapping_answers() -> None:
     found = measured(CLOUD)
-    assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.POISSON, None, 3.0)
+    assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
+        Arrivals.POISSON,
+        None,
+        3.0,
+    )
     assert found.claim is Label.BATCHED_ONLINE
     assert overlap(found.served) > 1
 
@@ -55,7 +63,7 @@ def test_without_details_the_tools_own_figures_and_window_are_used() -> None:
     found = measured(CLOUD, file)
     assert found.totals.tokens_per_s == file["output_throughput"]
     assert found.totals.window_s == file["duration"]
-    assert found.notes["window_is"] == "the tool's duration"
+    assert found.outcomes["window_is"] == "the tool's duration"
     assert found.latency_ms["ttft_p50_ms"] == file["median_ttft_ms"]
     assert found.latency_ms["latency_p95_ms"] == file["p95_e2el_ms"]
     assert found.served == []
@@ -99,8 +107,8 @@ def test_queue_time_of_a_closed_loop_does_not_move_arrivals() -> None:
 )
 def test_arrivals_follow_from_rate_and_limit(fields: dict[str, Any], arrivals: Arrivals) -> None:
     found = measured(CLOUD, changed(CLOUD, **fields))
-    assert found.arrivals is arrivals
-    assert (found.notes["burstiness"] is not None) == (arrivals is Arrivals.GAMMA)
+    assert found.load.arrivals is arrivals
+    assert (found.load.burstiness is not None) == (arrivals is Arrivals.GAMMA)
 
 
 def test_failed_requests_are_counted_but_not_measured() -> None:

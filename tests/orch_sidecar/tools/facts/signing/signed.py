@@ -12,17 +12,21 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import (
+    KnownEngine,
     Measured,
     Model,
+    Run,
+    engine_between,
     engine_of,
-    settings_of,
 )
-from orch_sidecar.tools.facts.labels.observation import Batches
+from orch_sidecar.tools.facts.labels.observation import Batches, States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import Verified, Verifier
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes, parse_notes
 from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.vllm_plugin.examples import FACTS
@@ -202,15 +206,14 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
     state = parse_snapshot({"engines": [EngineState(FACTS).document(None) | OBSERVED]})
     served = [CompletedRequest(0.0, ttft_s, window_s, PROMPT_TOKENS, tokens)] * batch
     found = figures(served)
+    load, named = Load(arrivals=Arrivals.CLOSED_LOOP, clients=batch, seed=1), {"tool": "orch bench"}
+    settings = {**engine_between(States(state, state)).settings, "loaded": LOADED}
     row = Measured(
+        run=Run(model="tiny", totals=found, load=load, named=named),
         label=Label.BATCHED_ONLINE,
-        engine=engine_of(state),
+        engine=KnownEngine(engine_of(state), Batches(tokens, batch, float(batch)), settings),
         model=Model("tiny", "tiny", ()),
-        totals=found,
         source_tag=f"orch-bench:{run}",
-        batches=Batches(tokens, batch, float(batch)),
-        load={"tool": "orch bench", "arrivals": "closed_loop", "at_once": batch, "seed": 1},
-        settings={**settings_of(state, 0.0), "loaded": LOADED},
     ).row()
     notes = parse_notes(row.scenario_notes) | changes.pop("notes", {})
     kept = {name: value for name, value in notes.items() if value is not None}

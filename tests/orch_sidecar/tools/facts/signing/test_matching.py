@@ -76,7 +76,7 @@ def changed(change: Callable[[Call], Call]) -> Callable[[RecordedRun], RecordedR
 
 
 def stated(**scenario: Any) -> Callable[[RecordedRun], RecordedRun]:
-    return lambda run: run.model_copy(update=scenario)
+    return lambda run: run.model_copy(update={"load": replace(run.load, **scenario)})
 
 
 def times(change: Callable[[float, float], float], *names: str) -> Callable[[Call], Call]:
@@ -188,7 +188,8 @@ def closed(clients: int, stated_clients: int, *bottleneck: str) -> str:
     proof = proof_of(leaves)
     run = seen(proof, arrivals="closed_loop", rate_per_s=None, clients=stated_clients)
     run = changed(lambda call: call._replace(due_s=None))(run)
-    return "; ".join(impossible_times(stated(bottleneck=[*bottleneck])(run), proof))
+    paused = run.model_copy(update={"bottleneck": [*bottleneck]})
+    return "; ".join(impossible_times(paused, proof))
 
 
 def test_closed_loop_has_a_request_of_each_client_in_flight_and_no_more() -> None:
