@@ -55,7 +55,7 @@ async def test_offline_is_measured(another: Engine, start: Start) -> None:
     assert result.batches is not None
     assert result.batches.largest == 8
     assert result.counts.answered == 30
-    assert {row[0] for row in result.calls} == {result.calls[0][0]}
+    assert {call.due_s for call in result.calls} == {result.calls[0].due_s}
 
 
 async def test_pool_of_several_is_measured_by_its_name(

@@ -11,7 +11,7 @@ import pytest
 from orch_sidecar.tools.bench.load.call import Fate
 from orch_sidecar.tools.bench.load.scenario import Scenario, replaying
 from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result
+from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
 from orch_sidecar.tools.traces import Trace, TracedRequest
 from tests.integration.bench.decoding import Decoding
@@ -39,7 +39,7 @@ async def replayed(engine: ScriptedEngine, cloud: Running, **more: Any) -> Resul
 
 
 def column(result: Result, name: str) -> list[Any]:
-    return [call[CALL_COLUMNS.index(name)] for call in result.calls]
+    return [getattr(call, name) for call in result.calls]
 
 
 async def test_requests_are_due_at_the_times_of_the_trace_with_its_lengths(
@@ -52,7 +52,7 @@ async def test_requests_are_due_at_the_times_of_the_trace_with_its_lengths(
     assert sorted((len(each["prompt"]), each["max_tokens"]) for each in sent) == sorted(
         (each.prompt_tokens, each.output_tokens) for each in TRACE.requests
     )
-    assert set(column(result, "class")) == {"interactive"}
+    assert set(column(result, "service_class")) == {"interactive"}
 
 
 async def test_clients_send_bulk_requests_until_the_last_arrival(
@@ -60,8 +60,8 @@ async def test_clients_send_bulk_requests_until_the_last_arrival(
 ) -> None:
     result = await replayed(engine, cloud, bulk_clients=2)
     assert column(result, "fate") == [Fate.ANSWERED] * len(result.calls)
-    assert column(result, "class").count("interactive") == 20
-    assert column(result, "class").count("bulk") >= 2
+    assert column(result, "service_class").count("interactive") == 20
+    assert column(result, "service_class").count("bulk") >= 2
     assert result.goodput is not None
     assert (result.goodput.requests, result.goodput.share) == (20, 1.0)
     last_due_s = TRACE.requests[-1].at_s
@@ -82,7 +82,7 @@ async def test_row_names_the_trace_and_what_was_replayed_of_it(
 async def test_second_trace_is_sent_as_bulk(engine: ScriptedEngine, cloud: Running) -> None:
     bulk = replace(TRACE, requests=TRACE.requests[:5], sha256="f" * 64)
     result = await replayed(engine, cloud, bulk=bulk)
-    assert column(result, "class").count("bulk") == 5
+    assert column(result, "service_class").count("bulk") == 5
     priorities = Counter(each.header("x-vllm-priority") for each in engine.generating)
     assert sorted(priorities.values()) == [5, 20]
     assert parse_notes(row_of(result).scenario_notes)["bulk_trace"] == "f" * 16

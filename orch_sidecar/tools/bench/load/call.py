@@ -13,9 +13,10 @@ from itertools import pairwise
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import recorded
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from vllm_plugin.contracts.profile import ServiceClass
 
+# Times are in whole microseconds, as they are recorded.
+TIME_DIGITS: Final = 6
 _SHOWN: Final = 80  # characters of a server's message
 
 
@@ -44,31 +45,18 @@ class Request:
 
 
 @dataclass(slots=True)
-class Call:
-    """One request and its outcome.
+class Call(recorded.Call):
+    """One request while it runs, and what only its client knows of it.
 
-    `due_s`: its scheduled time. Without a schedule it is None, and `free_s` is when its client
-    became free. `sent_s`: when sending began, which sets up a connection; None without one.
-    `ended_s`: of an answer that was streamed, its last token, as in vLLM's bench and AIPerf; of
-    any other, the end of the response. `event_s`: arrival of each event with tokens, usually one
-    token each. `why`: error code or message of a refusal or failure. `length_as_requested`:
-    whether prompt and answer had the expected numbers of tokens. `on_events`: called with it after
-    each arrival of events.
+    `free_s`: without a schedule, when its client became free. `event_s`: arrival of each event with
+    tokens, usually one token each. `length_as_requested`: whether prompt and answer had the
+    expected numbers of tokens. `on_events`: called with it after each arrival of events.
     """
 
-    due_s: float | None = None
-    free_s: float | None = None
-    sent_s: float | None = None
-    ended_s: float | None = None
-    status: int | None = None
     fate: Fate = Fate.PENDING
-    why: str = ""
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    free_s: float | None = None
     counted_by_events: bool = False  # the response reported no token counts
     length_as_requested: bool = True
-    queue_ms: float | None = None
-    service_class: ServiceClass | None = None
     event_s: array[float] = field(default_factory=lambda: array("d"))
     on_events: Callable[[Call], None] | None = None
 
@@ -79,32 +67,9 @@ class Call:
         return None if due_s is None or self.sent_s is None else self.sent_s - due_s
 
     @property
-    def reached(self) -> bool:
-        """Whether it may have reached the engine: a 429 comes from a proxy, a 503 may not."""
-        return self.sent_s is not None and self.status != recorded.TOO_MANY_REQUESTS
-
-    @property
     def gaps_s(self) -> list[float]:
         """The intervals between its events."""
         return [later - earlier for earlier, later in pairwise(self.event_s)]
-
-    @property
-    def recorded(self) -> recorded.Call:
-        """What a result has of it, with times in whole microseconds."""
-        first_s = self.event_s[0] if self.event_s else None
-        due_s, sent_s, first_s, ended_s = (
-            None if at_s is None else round(at_s, 6)
-            for at_s in (self.due_s, self.sent_s, first_s, self.ended_s)
-        )
-        return recorded.Call(
-            *(due_s, sent_s, first_s, ended_s, self.status, self.fate.value, self.why),
-            *(self.input_tokens, self.output_tokens, self.queue_ms, self.service_class),
-        )
-
-    @property
-    def served(self) -> CompletedRequest | None:
-        """The input of the figures; None unless it was answered and its length is known."""
-        return self.recorded.served
 
 
 def answered_of(calls: Iterable[Call]) -> int:

@@ -93,6 +93,7 @@ class EventStream:
         if event.choices:
             self.last_s = at_s
             if any(choice.has_tokens for choice in event.choices):
+                call.first_s = at_s if call.first_s is None else call.first_s
                 call.event_s.append(at_s)
             if call.on_events is not None:
                 call.on_events(call)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate, Request
+from orch_sidecar.tools.bench.load.call import TIME_DIGITS, Call, ClientHealth, Fate, Request
 from orch_sidecar.tools.bench.load.client import Client
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 
@@ -133,8 +133,8 @@ class LoadGenerator:
         return sum(call.reached for call in self.calls)
 
     def now(self) -> float:
-        """Returns the seconds since the start of the run."""
-        return time.perf_counter() - self._began_s
+        """Returns the seconds since the start of the run, in whole microseconds."""
+        return round(time.perf_counter() - self._began_s, TIME_DIGITS)
 
     async def closed_loop(
         self, requests: Iterator[Request], clients: int, enough: Callable[[int, float], bool]

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
 
+from orch_sidecar.tools.bench.load.call import TIME_DIGITS
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.facts.labels.load import Load, TraceDocument
@@ -156,7 +157,8 @@ def schedule(scenario: Scenario) -> tuple[float, ...]:
         times = constant(rate)
     else:
         times = gamma(rate, scenario.burstiness or 1.0, scenario.seed)
-    return until(times, scenario.least_requests, scenario.least_seconds)
+    found = until(times, scenario.least_requests, scenario.least_seconds)
+    return tuple(round(at_s, TIME_DIGITS) for at_s in found)
 
 
 @dataclass(frozen=True, slots=True)

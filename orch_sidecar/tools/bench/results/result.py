@@ -19,7 +19,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals
 from orch_sidecar.tools.facts.labels.measured import Engine, engine_of, name_model
 from orch_sidecar.tools.facts.labels.observation import Batches
-from orch_sidecar.tools.facts.labels.recorded import Call
+from orch_sidecar.tools.facts.labels.recorded import Call, Calls
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.tables.row import Label, format_engine, is_path, last_part
@@ -27,7 +27,7 @@ from orch_sidecar.tools.facts.tables.row import Label, format_engine, is_path, l
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
 # arrival of its first token. `ended_s`: of its last token, if it was streamed. `class`: None where
 # it asked for none.
-CALL_COLUMNS: Final = (*Call._fields[:-1], "class")
+CALL_COLUMNS: Final = (*[each.name for each in fields(Call)][:-1], "class")
 
 
 class Status(StrEnum):
@@ -185,7 +185,7 @@ class Result(Document):
     evidence: EvidenceDocument = EvidenceDocument()
     capabilities: list[Any]
     call_columns: tuple[str, ...] = CALL_COLUMNS
-    calls: list[Call]
+    calls: Calls
 
     @property
     def is_sound(self) -> bool:

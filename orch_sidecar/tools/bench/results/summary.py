@@ -140,11 +140,7 @@ class RunRecord:
 
 def result_of(run: RunRecord) -> Result:
     """Returns the result with its verdict."""
-    plan, scenario, calls = (
-        run.plan,
-        run.plan.scenario,
-        [call.recorded for call in run.calls],
-    )
+    plan, scenario, calls = run.plan, run.plan.scenario, run.calls
     served = [made for call in calls if (made := call.served) is not None]
     totals = figures(served) if served else None
     status, reasons, missing = _verdict(run, totals)
@@ -179,7 +175,7 @@ def result_of(run: RunRecord) -> Result:
         batches=batches,
         prefix_hit_ratio=hit_ratio,
         capabilities=[each.document for each in (run.before, run.after) if each is not None],
-        calls=calls,
+        calls=[RecordedCall(*call.columns) for call in calls],
         evidence=run.evidence,
         loadgen=run.loadgen,
     )
@@ -214,7 +210,7 @@ def _objections(run: RunRecord, figures: Totals | None) -> list[str]:
         return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
     if run.states is None:
         return reasons
-    scenario, calls = run.plan.scenario, [call.recorded for call in run.calls]
+    scenario, calls = run.plan.scenario, run.calls
     # An event may have several tokens.
     counted = not any(call.counted_by_events for call in run.calls)
     seen = seen_by_client(scenario.label, scenario, calls, run.states, counted=counted)

@@ -7,9 +7,11 @@ read here: results of earlier releases have other fields, and those of later one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic_core import ArgsKwargs
 
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
@@ -24,20 +26,39 @@ from vllm_plugin.contracts.profile import ServiceClass
 TOO_MANY_REQUESTS: Final = 429
 
 
-class Call(NamedTuple):
-    """A row of the result's `calls`. Seconds since the start of the run; None means never."""
+@dataclass(slots=True)
+class Call:
+    """One request and its outcome: a row of the result's `calls`.
 
-    due_s: float | None
-    sent_s: float | None
-    first_s: float | None
-    ended_s: float | None
-    status: int | None
-    fate: str
-    why: str
-    input_tokens: int | None
-    output_tokens: int | None
-    queue_ms: float | None
+    Seconds since the start of the run; None means never. `due_s`: its scheduled time, None without
+    a schedule. `sent_s`: when sending began, which sets up a connection; None without one.
+    `ended_s`: of an answer that was streamed, its last token, as in vLLM's bench and AIPerf; of
+    any other, the end of the response. `why`: error code or message of a refusal or failure.
+    """
+
+    due_s: float | None = None
+    sent_s: float | None = None
+    first_s: float | None = None
+    ended_s: float | None = None
+    status: int | None = None
+    fate: str = "pending"
+    why: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    queue_ms: float | None = None
     service_class: str | None = None  # not in files from before there were classes
+
+    @classmethod
+    def of_columns(cls, stated: object) -> object:
+        """Reads a row of a file, which is a list. Raises ValueError."""
+        if isinstance(stated, list) and len(stated) < len(fields(Call)) - 1:
+            raise ValueError("must have all columns")
+        return ArgsKwargs(tuple(stated)) if isinstance(stated, list) else stated
+
+    @property
+    def columns(self) -> list[Any]:
+        """Its row of a file."""
+        return [getattr(self, each.name) for each in fields(Call)]
 
     @property
     def reached(self) -> bool:
@@ -61,6 +82,11 @@ class Call(NamedTuple):
             return None
         prompt = self.input_tokens or 0
         return CompletedRequest(arrived_s, self.first_s, self.ended_s, prompt, self.output_tokens)
+
+
+Calls = list[
+    Annotated[Call, BeforeValidator(Call.of_columns), PlainSerializer(lambda call: call.columns)]
+]
 
 
 def waited_for(calls: Sequence[Call], trace: TraceDocument | None) -> Sequence[Call]:
@@ -102,7 +128,7 @@ class RecordedRun(BaseModel):
     model_name: str = at("engine.model_name")
     bottleneck: list[str] = at("client.bottleneck")
     counted_by_events: int = at("counts.counted_by_events")
-    calls: list[Call] = []
+    calls: Calls = []
 
     @property
     def served(self) -> list[CompletedRequest]:

@@ -35,11 +35,11 @@ def answered(
     **more: Any,
 ) -> Call:
     """An answer that began to come `first_s` after its request, and came in single tokens."""
-    times = [at_s + first_s + token_s * index for index in range(tokens)]
+    times = [round(at_s + first_s + token_s * index, 6) for index in range(tokens)]
     values: dict[str, Any] = {
-        "due_s": at_s if due else None,
+        "due_s": round(at_s, 6) if due else None,
         "free_s": None if due else at_s,
-        "sent_s": at_s,
+        "sent_s": round(at_s, 6),
         "ended_s": times[-1],
         "status": 200,
         "fate": Fate.ANSWERED,
@@ -47,7 +47,8 @@ def answered(
         "output_tokens": tokens,
         "event_s": array("d", times),
     }
-    return Call(**values | more)
+    values |= more
+    return Call(first_s=next(iter(values["event_s"]), None), **values)
 
 
 def refused(at_s: float, why: str = "queue_full") -> Call:

@@ -302,7 +302,9 @@ def test_no_number_of_a_result_is_infinite(value: float) -> None:
 
 def test_every_call_has_its_row() -> None:
     found = result([answered(1.0, sent_s=1.01, queue_ms=2.5), refused(2.0)])
-    columns = dict(zip(CALL_COLUMNS, zip(*found.calls, strict=True), strict=True))
+    columns = dict(
+        zip(CALL_COLUMNS, zip(*(call.columns for call in found.calls), strict=True), strict=True)
+    )
     assert columns == {
         "due_s": (1.0, 2.0),
         "sent_s": (1.01, 2.0),

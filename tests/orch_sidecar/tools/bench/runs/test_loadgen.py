@@ -17,6 +17,7 @@ CALLS = [
     Call(
         free_s=float(number), sent_s=number + 0.01, ended_s=number + number / 10,
         fate=Fate.ANSWERED, status=200, input_tokens=4, output_tokens=11,
+        first_s=number + number / 100,
         event_s=array("d", [number + number / 100]),
     )
     for number in range(1, 11)

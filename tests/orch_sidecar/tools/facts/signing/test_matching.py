@@ -86,7 +86,7 @@ def times(change: Callable[[float, float], float], *names: str) -> Callable[[Cal
         new: dict[str, Any] = {
             name: change(getattr(call, name), call.sent_s or 0) for name in names
         }
-        return call._replace(**new)
+        return replace(call, **new)
 
     return changed_call
 
@@ -116,7 +116,7 @@ def test_no_honest_latency_is_impossible(
     ]
     proof = proof_of(leaves)
     run = seen(proof, [(before, first, last) for *_, before, first, last in requests])
-    run = changed(lambda call: call._replace(due_s=None))(run)
+    run = changed(lambda call: replace(call, due_s=None))(run)
     run = stated(arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None)(run)
     assert list(impossible_times(run, proof)) == []
 
@@ -137,7 +137,7 @@ IMPOSSIBLE: tuple[tuple[str, Change, str], ...] = (
     ("a schedule ten times as fast", changed(times(lambda at, _: at / 10, "due_s")),
      "s late (p99), and no client_bottleneck is noted"),
     ("a trace without a schedule", lambda run: stated(arrivals=Arrivals.TRACE)(
-        changed(lambda call: call._replace(due_s=None))(run)), "had no schedule"),
+        changed(lambda call: replace(call, due_s=None))(run)), "had no schedule"),
     ("a request that nobody sent", lambda run: run.model_copy(update={"calls": run.calls[1:]}),
      "the engine finished 60 requests, of which 59 were sent"),
 )  # fmt: skip
@@ -159,8 +159,8 @@ def test_short_latency_is_found_among_long_ones_by_its_tokens() -> None:
     run = seen(proof)
     calls = list(run.calls)
     first, last = calls[0], calls[-1]
-    calls[0] = first._replace(ended_s=(first.ended_s or 0) + 30)
-    calls[-1] = last._replace(ended_s=(last.ended_s or 0) - 2)
+    calls[0] = replace(first, ended_s=(first.ended_s or 0) + 30)
+    calls[-1] = replace(last, ended_s=(last.ended_s or 0) - 2)
     found = "; ".join(impossible_times(run.model_copy(update={"calls": calls}), proof))
     assert "before the engine had made them" in found
 
@@ -187,7 +187,7 @@ def closed(clients: int, stated_clients: int, *bottleneck: str) -> str:
     ]
     proof = proof_of(leaves)
     run = seen(proof, arrivals="closed_loop", rate_per_s=None, clients=stated_clients)
-    run = changed(lambda call: call._replace(due_s=None))(run)
+    run = changed(lambda call: replace(call, due_s=None))(run)
     paused = run.model_copy(update={"bottleneck": [*bottleneck]})
     return "; ".join(impossible_times(paused, proof))
 
