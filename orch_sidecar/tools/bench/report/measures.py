@@ -27,7 +27,7 @@ from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.recorded import Call, waited_for
+from orch_sidecar.tools.facts.labels.recorded import Call, met_of, waited_for
 from orch_sidecar.tools.facts.tables import publication
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -194,8 +194,8 @@ def measures_of(result: Result) -> list[Measure]:
     found += _rate("answers", "requests/s", answers, _ends(answers))
     calls, bounds_ms = _waited_for(result), result.scenario.slo_ms
     if bounds_ms and result.status is not Status.INVALID:  # an SLO is kept by what was measured
-        met = [each is not None and each.meets(bounds_ms) for each in (c.served for c in calls)]
-        if (share := of_share(met)) is not None and any(call.served for call in calls):
+        share = of_share(met_of(calls, bounds_ms))
+        if share is not None and any(call.served for call in calls):
             found.append(Measure("within the SLO", _SHARE, share, True))
         good = (each for each in served(calls) if each.meets(bounds_ms))
         found += _rate("goodput", "requests/s", list(served(calls)), _ends(good))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.bench.results.result import Result, Status, missing_identity
-from orch_sidecar.tools.facts.labels.measured import Engine, KnownEngine, Measured, Model
+from orch_sidecar.tools.facts.labels import measured
+from orch_sidecar.tools.facts.labels.measured import Engine, KnownEngine, Model
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
@@ -46,7 +47,7 @@ def row_of(result: Result) -> Row:
     )
     model = Model(engine.model_id, engine.model_name, engine.given)
     label, tag = result.measurement_type, f"orch-bench:{result.id}"
-    return Measured(recorded.run, label, known, model, tag).row()
+    return measured.row_of(recorded.run, label, known, model, tag)
 
 
 def with_evidence(row: Row, result: Result, facts: Path) -> Row:

@@ -28,7 +28,7 @@ from orch_sidecar.tools.facts.labels.figures import Totals, figures, spread
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.recorded import Call as RecordedCall
-from orch_sidecar.tools.facts.labels.recorded import seen_by_client, waited_for
+from orch_sidecar.tools.facts.labels.recorded import met_of, seen_by_client, waited_for
 from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LATE_SHARE
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfalls
@@ -58,10 +58,9 @@ def counts_of(calls: Sequence[Call]) -> Counts:
 
 def goodput_of(calls: Sequence[RecordedCall], slo_ms: Mapping[str, float]) -> Goodput | None:
     """Returns the goodput; None without a bound, or without an answer."""
-    served = [made for call in calls if (made := call.served) is not None]
-    if not slo_ms or not served:
+    if not slo_ms or not any(call.served for call in calls):
         return None
-    kept = sum(each.meets(slo_ms) for each in served)
+    kept = sum(met_of(calls, slo_ms))
     return Goodput(requests=kept, share=round(kept / len(calls), 4))
 
 

@@ -43,13 +43,6 @@ class Loop(StrEnum):
     UNKNOWN = "arrivals unknown"
 
 
-_LOOPS: Final = {
-    Arrivals.ONE_BY_ONE: Loop.CLOSED,
-    Arrivals.CLOSED_LOOP: Loop.CLOSED,
-    Arrivals.AT_ONCE: Loop.AT_ONCE,
-}
-
-
 CONDITIONS: Final = (
     Condition("model_id", "different models"),
     Condition("engine", "different engines, or versions of one"),
@@ -114,7 +107,9 @@ def loop_of(label: Label, notes: RowNotes) -> Loop:
         return Loop.CLOSED
     if arrivals not in set(Arrivals):
         return Loop.UNKNOWN
-    return _LOOPS.get(Arrivals(arrivals), Loop.OPEN)
+    if Arrivals(arrivals).in_turn:
+        return Loop.CLOSED
+    return Loop.AT_ONCE if arrivals == Arrivals.AT_ONCE else Loop.OPEN
 
 
 def scheduling_of(notes: RowNotes) -> str:

@@ -58,12 +58,6 @@ class _Summary(Fields):
     latency_p90_ms: float = at("request_latency.p90")
     latency_p95_ms: float = at("request_latency.p95")
 
-    @property
-    def latency_ms(self) -> dict[str, float]:
-        """The percentiles by the names of the notes."""
-        names = {name for name in _Summary.model_fields if "_p" in name and name.endswith("_ms")}
-        return self.model_dump(include=names, exclude_none=True)
-
 
 def run(document: object) -> ImportedRun:
     """Returns the run in a summary. Raises Rejection and ValidationError."""
@@ -89,7 +83,7 @@ def run(document: object) -> ImportedRun:
             input_tokens=int(found.input_tokens),
             output_tokens=int(found.output_tokens),
         ),
-        own_ms={} if scheduled else found.latency_ms,
+        own_ms={} if scheduled else found.stated_ms,
         took_s=found.mean_ms / 1000 * found.answered,
         outcomes={"window_is": "the tool's duration"},
         times=RunTimes(local_end_s=found.ended.replace(tzinfo=UTC).timestamp()),

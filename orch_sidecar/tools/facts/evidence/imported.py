@@ -15,6 +15,7 @@ with a limit above one is rejected.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, TypeVar
@@ -27,11 +28,11 @@ from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import (
     Engine,
     KnownEngine,
-    Measured,
     Run,
     Source,
     engine_between,
     name_model,
+    row_of,
 )
 from orch_sidecar.tools.facts.labels.observation import RunTimes, States, observed
 from orch_sidecar.tools.facts.tables.check import invalid_fields
@@ -51,6 +52,12 @@ class Fields(BaseModel):
     """The fields of a file that are used; it has more."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+    @property
+    def stated_ms(self) -> dict[str, float]:
+        """The tool's own percentiles, which have the names of the notes."""
+        names = {name for name in type(self).model_fields if re.search(r"_p\d+_ms$", name)}
+        return self.model_dump(include=names, exclude_none=True)
 
 
 class Rejection(ValueError):
@@ -121,7 +128,7 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
             own = {name: ms for name, ms in known_ms if not name.startswith("tpot_")}
             run = replace(run, own_ms=own)
     try:
-        row = Measured(run, label, engine, model, source.tag).row()
+        row = row_of(run, label, engine, model, source.tag)
     except ValueError as error:
         raise Rejection("scenario_notes", str(run.named["tool"]), str(error)) from None
     for fault in invalid_fields(row):

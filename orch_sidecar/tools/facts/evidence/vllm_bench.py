@@ -189,10 +189,8 @@ def _stated_ms(result: _Result) -> dict[str, float]:
     later than they arrived."""
     limited = result.schedule is not None and result.max_concurrency is not None
     waited = max(result.queue_times or (math.inf,)) > _EVENT_LOOP_DELAY_S
-    own = {name for name in _Result.model_fields if name.endswith("_ms")}
-    known = result.model_dump(include=own, exclude_none=True)
     comparable = "tpot_" if limited and waited else ""
-    return {name: ms for name, ms in known.items() if name.startswith(comparable)}
+    return {name: ms for name, ms in result.stated_ms.items() if name.startswith(comparable)}
 
 
 def _local_end_s(date: str | None) -> float | None:

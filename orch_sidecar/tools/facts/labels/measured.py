@@ -124,61 +124,53 @@ class Run:
         return 1 if one else overlap(self.served)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a row states: of a run, by its label, and of the engine that served it."""
+def row_of(run: Run, label: Label, engine: KnownEngine, model: Model, source_tag: str) -> Row:
+    """Returns the row of a run by its label. Raises ValueError for a text that no note can hold."""
+    notes, batches = _notes(run, label, engine, model), engine.batches
+    return Row(
+        model_id=model.id,
+        model_name=model.name,
+        **asdict(engine.columns),
+        batch=run.overlap if batches is None else max(1, round(batches.mean)),
+        input_tokens=int(notes["input_tokens"]),
+        output_tokens=int(notes["output_tokens"]),
+        throughput_tokens_per_sec=run.totals.tokens_per_s,
+        measurement_type=Label.TO_BE_CONFIRMED if batches is None else label,
+        scenario_notes=format_notes(notes),
+        source_tag=source_tag,
+    )
 
-    run: Run
-    label: Label
-    engine: KnownEngine
-    model: Model
-    source_tag: str
 
-    @property
-    def notes(self) -> dict[str, str | int | float]:
-        """The notes in their order."""
-        run, totals, batches = self.run, self.run.totals, self.engine.batches
-        requests, window_s = totals.requests, totals.window_s
-        notes: dict[str, str | int | float | None] = {
-            "input_tokens": round(totals.input_tokens / requests),
-            "output_tokens": round(totals.output_tokens / requests),
-            "batching": "unknown" if batches is None else MEANINGS[self.label].batching,
-            **run.named,
-            **({} if run.load is None else run.load.notes),
-            "requests": requests,
-            "window_s": round(window_s, 3),
-        }
-        if self.label is not Label.OFFLINE:  # there they only show the length of the queue
-            notes |= {name: round(value, 3) for name, value in run.latency_ms.items()}
-        notes |= {"failed": run.failed or None, **run.outcomes}
-        if batches is None:
-            notes |= {"claim": run.claim or "none", "batch_is": "overlap"}
-        else:
-            notes |= {names.BATCH_MEAN: batches.mean, names.BATCH_MAX: batches.largest}
-        notes |= self.engine.settings
-        judged = run.claim if batches is None else self.label
-        if judged and judged in MIN_QUERIES and shortfalls(judged, requests, window_s):
-            notes[names.PRELIMINARY] = "yes"
-        notes |= run.doubts
-        notes["served_as"] = None if run.model == self.model.id else run.model
-        notes[names.GIVEN] = ",".join(self.model.given) or None
-        return {name: value for name, value in notes.items() if value is not None}
-
-    def row(self) -> Row:
-        """Returns the row. Raises ValueError for a text that no note can hold."""
-        notes, batches = self.notes, self.engine.batches
-        return Row(
-            model_id=self.model.id,
-            model_name=self.model.name,
-            **asdict(self.engine.columns),
-            batch=self.run.overlap if batches is None else max(1, round(batches.mean)),
-            input_tokens=int(notes["input_tokens"]),
-            output_tokens=int(notes["output_tokens"]),
-            throughput_tokens_per_sec=self.run.totals.tokens_per_s,
-            measurement_type=Label.TO_BE_CONFIRMED if batches is None else self.label,
-            scenario_notes=format_notes(notes),
-            source_tag=self.source_tag,
-        )
+def _notes(
+    run: Run, label: Label, engine: KnownEngine, model: Model
+) -> dict[str, str | int | float]:
+    """Returns the notes in their order."""
+    totals, batches = run.totals, engine.batches
+    requests, window_s = totals.requests, totals.window_s
+    notes: dict[str, str | int | float | None] = {
+        "input_tokens": round(totals.input_tokens / requests),
+        "output_tokens": round(totals.output_tokens / requests),
+        "batching": "unknown" if batches is None else MEANINGS[label].batching,
+        **run.named,
+        **({} if run.load is None else run.load.notes),
+        "requests": requests,
+        "window_s": round(window_s, 3),
+    }
+    if label is not Label.OFFLINE:  # there they only show the length of the queue
+        notes |= {name: round(value, 3) for name, value in run.latency_ms.items()}
+    notes |= {"failed": run.failed or None, **run.outcomes}
+    if batches is None:
+        notes |= {"claim": run.claim or "none", "batch_is": "overlap"}
+    else:
+        notes |= {names.BATCH_MEAN: batches.mean, names.BATCH_MAX: batches.largest}
+    notes |= engine.settings
+    judged = run.claim if batches is None else label
+    if judged and judged in MIN_QUERIES and shortfalls(judged, requests, window_s):
+        notes[names.PRELIMINARY] = "yes"
+    notes |= run.doubts
+    notes["served_as"] = None if run.model == model.id else run.model
+    notes[names.GIVEN] = ",".join(model.given) or None
+    return {name: value for name, value in notes.items() if value is not None}
 
 
 def engine_of(state: Snapshot) -> Engine:

@@ -6,7 +6,8 @@ read here: results of earlier releases have other fields, and those of later one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final
 
@@ -16,12 +17,12 @@ from pydantic_core import ArgsKwargs
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.load import Load, Notes, TraceDocument
+from orch_sidecar.tools.facts.labels.load import Load, TraceDocument
 from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import Observation, States, observed
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.row import Label
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import INTERACTIVE
 
 TOO_MANY_REQUESTS: Final = 429
 
@@ -93,7 +94,12 @@ def waited_for(calls: Sequence[Call], trace: TraceDocument | None) -> Sequence[C
     """Returns the calls that latencies and goodput are of: where bulk work ran, the others."""
     if trace is None or not trace.has_bulk:
         return calls
-    return [call for call in calls if call.service_class == ServiceClass.INTERACTIVE]
+    return [call for call in calls if call.service_class == INTERACTIVE]
+
+
+def met_of(calls: Iterable[Call], slo_ms: Mapping[str, float]) -> list[bool]:
+    """Returns whether each met the bounds of an SLO; one that was not answered did not."""
+    return [(made := call.served) is not None and made.meets(slo_ms) for call in calls]
 
 
 def seen_by_client(
@@ -143,7 +149,9 @@ class RecordedRun(BaseModel):
     @property
     def run(self) -> Run:
         """What its row states of it. Raises ValueError for a run without figures."""
-        some = [served for call in self.of_class if (served := call.served) is not None]
+        of_class, bounds_ms = self.of_class, self.load.slo_ms
+        some = [served for call in of_class if (served := call.served) is not None]
+        fates, met = Counter(call.fate for call in self.calls), met_of(of_class, bounds_ms)
         return Run(
             model=self.model,
             totals=figures(self.served),
@@ -152,27 +160,15 @@ class RecordedRun(BaseModel):
             load=self.load,
             named={"tool": "orch bench"},
             own_ms=figures(some).latency_ms if some else {},
-            failed=self._ended("failed"),
-            outcomes=self._outcomes,
+            failed=fates["failed"],
+            outcomes={
+                "refused": fates["refused"] or None,
+                **{f"slo_{name}_ms": bound for name, bound in bounds_ms.items()},
+                names.LATENCY_OF: None if of_class is self.calls else INTERACTIVE.value,
+                names.GOODPUT_SHARE: round(sum(met) / len(met), 4) if met and bounds_ms else None,
+            },
             doubts={
                 names.CLIENT_BOTTLENECK: "yes" if self.bottleneck else None,
                 "counted_by_events": self.counted_by_events or None,
             },
         )
-
-    @property
-    def _outcomes(self) -> Notes:
-        """How many requests were refused, which SLO there was and how many met it, and of which
-        the latencies are."""
-        bounds_ms, served = self.load.slo_ms, [call.served for call in self.of_class]
-        met = [each is not None and each.meets(bounds_ms) for each in served]
-        of_class = None if self.of_class is self.calls else ServiceClass.INTERACTIVE.value
-        return {
-            "refused": self._ended("refused") or None,
-            **{f"slo_{name}_ms": bound for name, bound in bounds_ms.items()},
-            names.LATENCY_OF: of_class,
-            names.GOODPUT_SHARE: round(sum(met) / len(met), 4) if met and bounds_ms else None,
-        }
-
-    def _ended(self, fate: str) -> int:
-        return sum(call.fate == fate for call in self.calls)

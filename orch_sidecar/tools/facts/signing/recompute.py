@@ -21,10 +21,10 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, pe
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import (
-    Measured,
     Model,
     engine_between,
     name_model,
+    row_of,
 )
 from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun, seen_by_client
@@ -59,7 +59,7 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     for a run without figures."""
     state, tag, seen = proof.before.snapshot, f"orch-bench:{proof.before.run}", run.run
     model = name_model(run.model_id, run.model_name, state.models, [state.weights])
-    anew = Measured(seen, run.measurement_type, engine_between(proof.states), model, tag).row()
+    anew = row_of(seen, run.measurement_type, engine_between(proof.states), model, tag)
     return [
         *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
         *_other_model(run, model, state.models),
@@ -164,8 +164,6 @@ def _by_the_engine(whole: Totals, proof: Proof) -> Iterator[str]:
 # Of a request.
 _Time = Callable[[CompletedRequest], float | None]
 
-_UNSCHEDULED: Final = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP)
-
 
 def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
     """Yields what of a client's requests cannot be, beside what the engine signed of them.
@@ -265,9 +263,9 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     beside = [call for call in run.calls if call.due_s is None]
     if load.trace is not None:
         clients = load.trace.bulk_clients
-    elif kind in _UNSCHEDULED and scheduled:
+    elif kind.in_turn and scheduled:
         yield f"arrivals is {kind}, the client's requests had a schedule"
-    if kind not in _UNSCHEDULED and not scheduled:
+    if not (kind.in_turn or scheduled):
         yield f"arrivals is {kind}, the client's requests had no schedule"
     if beside and clients is not None:
         paused = bool(run.bottleneck)

@@ -41,6 +41,11 @@ class Arrivals(StrEnum):
     TRACE = "trace"
     OPEN_LOOP = "open_loop"  # a schedule of one of these kinds, as the times of spans show it
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether a request follows the end of another one, without a schedule."""
+        return self in (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP)
+
 
 # Sequences per decode step: the mean over the steps of the window, and the largest. The column
 # `batch` is the mean, rounded.

@@ -24,11 +24,11 @@ from orch_sidecar.tools.facts.labels.judge import Objection, Reason, judge, obje
 from orch_sidecar.tools.facts.labels.load import Load, Notes
 from orch_sidecar.tools.facts.labels.measured import (
     KnownEngine,
-    Measured,
     Model,
     Run,
     Source,
     name_model,
+    row_of,
 )
 from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
@@ -82,7 +82,7 @@ def judge_scenario(scenario: Scenario, source: Source) -> ScenarioVerdict:
     if found:
         return ScenarioVerdict(scenario, None, tuple(found))
     try:
-        row = _measured(scenario, model, source).row()
+        row = _row(scenario, model, source)
         faults = [fault.text for fault in invalid_fields(row)]
     except ValueError as error:
         faults = [str(error)]
@@ -239,8 +239,8 @@ def _model(scenario: Scenario, given: Source) -> Model:
     return name_model(given.model_id or requested, given.model_name, served, loaded)
 
 
-def _measured(scenario: Scenario, model: Model, source: Source) -> Measured:
-    """Returns what the row states. Raises ValueError for a window without a length."""
+def _row(scenario: Scenario, model: Model, source: Source) -> Row:
+    """Returns the row. Raises ValueError for a window without a length."""
     seen, completed = observation_of(scenario), _completed(scenario)
     arrivals = arrivals_of(completed, seen.label)
     ends = ("before", scenario.before), ("after", scenario.after)
@@ -258,7 +258,7 @@ def _measured(scenario: Scenario, model: Model, source: Source) -> Measured:
     )
     columns, settings = scenario.sequences[0].engine.columns, _settings(scenario, seen)
     engine = KnownEngine(columns, seen.batches, settings)
-    return Measured(run, seen.label, engine, model, f"{source.tag}/{scenario.name}")
+    return row_of(run, seen.label, engine, model, f"{source.tag}/{scenario.name}")
 
 
 def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals | None:

@@ -15,12 +15,12 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import (
     KnownEngine,
-    Measured,
     Model,
     Run,
     engine_between,
     engine_of,
 )
+from orch_sidecar.tools.facts.labels.measured import row_of as measured_row
 from orch_sidecar.tools.facts.labels.observation import Batches, States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of
@@ -208,13 +208,10 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
     found = figures(served)
     load, named = Load(arrivals=Arrivals.CLOSED_LOOP, clients=batch, seed=1), {"tool": "orch bench"}
     settings = {**engine_between(States(state, state)).settings, "loaded": LOADED}
-    row = Measured(
-        run=Run(model="tiny", totals=found, load=load, named=named),
-        label=Label.BATCHED_ONLINE,
-        engine=KnownEngine(engine_of(state), Batches(tokens, batch, float(batch)), settings),
-        model=Model("tiny", "tiny", ()),
-        source_tag=f"orch-bench:{run}",
-    ).row()
+    engine = KnownEngine(engine_of(state), Batches(tokens, batch, float(batch)), settings)
+    measured = Run(model="tiny", totals=found, load=load, named=named)
+    model, tag = Model("tiny", "tiny", ()), f"orch-bench:{run}"
+    row = measured_row(measured, Label.BATCHED_ONLINE, engine, model, tag)
     notes = parse_notes(row.scenario_notes) | changes.pop("notes", {})
     kept = {name: value for name, value in notes.items() if value is not None}
     return replace(row, scenario_notes=format_notes(kept), **changes)
