@@ -94,7 +94,7 @@ def _fast_decoder() -> msgspec.json.Decoder[dict[Any, Any]]:
 
 def parse_json(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
     """Returns the object in a body. `outlined`: the body is an outline. Raises InvalidBody."""
-    if not outlined and max_depth >= _FAST_LEVELS and (found := _parsed_fast(body)) is not None:
+    if max_depth >= _FAST_LEVELS and (found := _parsed_fast(body)) is not None:
         return found
     may_be_deeper = _opens_more_than(max_depth, body)
     try:

@@ -30,8 +30,8 @@ T = TypeVar("T")
 # For how long all bodies together are outlined in one turn of the event loop. Not one slice in a
 # turn: on a busy loop a turn takes a millisecond, and a large body has a thousand slices.
 _TURN_AFTER_S: Final = 0.002
-# What follows the first slice of most bodies, one long text.
-_LITTLE_BYTES: Final = 4096
+# Slices of most bodies: one ends within a long text, and one after it.
+_FEW_SLICES: Final = 2
 
 JSON: Final = "application/json"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -133,10 +133,9 @@ class BodyReader:
         time: several together would delay the event loop.
         """
         at = outline.read_bytes - begin
-        if at < len(part):
-            at = outline.feed(part, at)
-        if at < len(part) <= at + _LITTLE_BYTES:
-            at = outline.feed(part, at)
+        for _ in range(_FEW_SLICES):
+            if at < len(part):
+                at = outline.feed(part, at)
         if at == len(part):
             return
         async with self._outline_lock:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api import body_outline as outline
 from orch_sidecar.api.body import InvalidBody, parse_json
-from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
+from orch_sidecar.api.body_outline import FIRST_SLICE_BYTES, LARGE_BYTES, SLICE_BYTES, Outline
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import Refusal
@@ -89,7 +89,7 @@ def test_string_in_which_a_slice_ends_is_read_like_any_other(
 ) -> None:
     content = json.dumps(text, ensure_ascii=False)[1:-1].encode() * 10**more
     begin = b'{"a": 1, "b": "' if top else b'{"a": {"b": "'
-    spaces = b" " * (SLICE_BYTES - len(begin) - min(before_end, len(content)))
+    spaces = b" " * (FIRST_SLICE_BYTES - len(begin) - min(before_end, len(content)))
     body = spaces + begin + content + (b'"}' if top else b'", "": ["c", 2]}, "d": "e"}')
     assert parse_json(outlined(body), 64, outlined=True) == parse_json(
         outlined(body, 7), 64, outlined=True
