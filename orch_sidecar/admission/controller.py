@@ -21,7 +21,6 @@ from orch_sidecar.admission.prediction.demand import DEFAULT_TOKENS
 from orch_sidecar.admission.prediction.freed_slots import FreedSlots
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.status import AdmissionStatus, status_of
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,
@@ -295,13 +294,6 @@ class AdmissionController:
     def blocked_by(self) -> Constraint | None:
         """The constraint that blocks the head of the queue."""
         return self.order.blocked_by if self.queues.depth else None
-
-    def status(self, now: float) -> AdmissionStatus:
-        """Returns the current state."""
-        self.learn()
-        return status_of(
-            self.constraints, self.order, self.draining, self.unavailable, self.reclaim, now
-        )
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""

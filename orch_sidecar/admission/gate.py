@@ -24,7 +24,6 @@ from orch_sidecar.admission.availability import Absence, Drain, OrderedBy
 from orch_sidecar.admission.claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.forecast import Place
-from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,
@@ -199,10 +198,6 @@ class Gate:
         self._timer: asyncio.Handle | None = None
         # uvloop's `call_at` returns a handle without `when()` for a time that is past.
         self._timer_at = 0.0
-
-    def status(self) -> AdmissionStatus:
-        """Returns the current state, for metrics and reports."""
-        return self.controller.status(self._loop.time())
 
     def open(self, owner: Owner, request: AdmissionRequest, since_s: float | None = None) -> Ticket:
         """Asks for slots. The ticket's `lease` returns the outcome; call its `end` in a `finally`.

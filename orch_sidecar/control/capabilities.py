@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from orch_sidecar.admission.availability import Drain
 from orch_sidecar.admission.claims import EngineClaims
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.api.endpoints import WORKLOADS
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.status import PoolStatus
+from orch_sidecar.pools.status import AdmissionStatus, PoolStatus
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,

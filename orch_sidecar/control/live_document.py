@@ -85,11 +85,10 @@ from orch_sidecar.admission.availability import OrderedBy
 from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import Lease, QueuedRequest
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.states import PoolState
-from orch_sidecar.pools.status import PoolStatus
+from orch_sidecar.pools.status import AdmissionStatus, PoolStatus
 from vllm_plugin.contracts.profile import ServiceClass
 
 MAX_QUEUED: Final = 50  # of each class

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.engine_state.document import Document
 from orch_sidecar.observability import exposition
 from orch_sidecar.observability.exposition import Number, escaped
 from orch_sidecar.observability.histogram import Histogram
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.status import PoolStatus
+from orch_sidecar.pools.status import AdmissionStatus, PoolStatus
 
 Sample = tuple[Sequence[str], Number | None]
 

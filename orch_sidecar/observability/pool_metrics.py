@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from orch_sidecar.admission.availability import OrderedBy
-from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.exposition import Number
 from orch_sidecar.observability.metric_family import Family, Sample, ScrapedPool, per_pool
 from orch_sidecar.observability.record import CANCELLED
 from orch_sidecar.pools.routing import PrefixUse
-from orch_sidecar.pools.status import BatchingStats
+from orch_sidecar.pools.status import BatchingStats, ClassStatus
 
 
 def _info(at: ScrapedPool) -> Iterable[Sample]:

@@ -39,7 +39,7 @@ from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.pools.candidates import PoolKind, Standing, standing
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.routing import PoolSnapshot, PrefixUse
-from orch_sidecar.pools.status import PoolStatus
+from orch_sidecar.pools.status import PoolStatus, status_of
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool
@@ -284,7 +284,7 @@ class Pool:
         return PoolStatus(
             name=self.name,
             profile=self.profile,
-            admission=self.admission.status(now),
+            admission=status_of(self.admission, now),
             tier=self.tier,
             state=self.state,
             message=watcher.message if drained is None else drained.message,

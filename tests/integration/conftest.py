@@ -173,7 +173,7 @@ async def start(engine: ScriptedEngine) -> AsyncIterator[Start]:
             await client.close()
         await running.stop()
         for pool in running.sidecar.pools:
-            assert pool.gate.status().violations == 0
+            assert pool.ledger.violations == 0
     await eventually(lambda: not _left_over(before, engine))
 
 

@@ -42,7 +42,7 @@ class Running:
 
     @property
     def ledger(self) -> Any:
-        return self.pool.gate.ledger
+        return self.pool.ledger
 
     @property
     def queued(self) -> int:
@@ -66,7 +66,7 @@ class Running:
         """Waits until no lease is out and no request is being handled."""
         await eventually(
             lambda: (
-                not any(pool.gate.status().leased for pool in self.sidecar.pools)
+                not any(pool.ledger.leased for pool in self.sidecar.pools)
                 and not self.sidecar.watchdog.responses()
                 and not self.queued
             ),

@@ -140,7 +140,7 @@ def tpot(sidecar: Running, ms: float) -> None:
 
 
 def bound(sidecar: Running) -> int:
-    return sidecar.pool.gate.status().limits.batch(ServiceClass.INTERACTIVE)
+    return sidecar.pool.status().admission.limits.batch(ServiceClass.INTERACTIVE)
 
 
 async def test_bound_follows_the_report_the_slo_the_traffic_and_a_restart(

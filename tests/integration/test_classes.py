@@ -91,7 +91,7 @@ async def test_predicted_start_is_reported_and_compared_with_the_real_one(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
     engine.report(step_time=STEP_TIME)
-    await eventually(lambda: sidecar.pool.gate.status().limits.measured)
+    await eventually(lambda: sidecar.pool.status().admission.limits.measured)
     clock = asyncio.get_running_loop().time
     begin_s = clock()
     busy = await started(sidecar, n=4, max_tokens=20)  # 4 sequences: 14 ms each token

@@ -29,7 +29,7 @@ async def test_engine_lost_before_the_first_byte_is_made_good_by_another(
     assert engine.generating[0].lease != b.generating[0].lease
     await pair.idle()
     for pool in pair.sidecar.pools:
-        assert pool.gate.status().leases == 0
+        assert pool.ledger.lease_count == 0
 
 
 async def four(start: Start, another: Engine, end: Script) -> tuple[Running, list[ScriptedEngine]]:
@@ -132,7 +132,7 @@ async def test_queue_of_a_pool_that_dies_moves_to_another(
         assert (await client.response()).status == 200
     moved = [seed for request in b.generating if (seed := request.json().get("seed"))]
     assert moved == [1, 2, 3]
-    ledgers = [pool.gate.ledger for pool in pair.sidecar.pools]
+    ledgers = [pool.ledger for pool in pair.sidecar.pools]
     await eventually(lambda: not ledgers[1].leased)
     assert ledgers[0].leased == 4  # until that engine, or the next one, reports that it has ended
     await engine.start()

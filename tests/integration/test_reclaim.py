@@ -24,7 +24,7 @@ BULK = [("X-Orch-Class", "bulk")]
 async def measured(engine: ScriptedEngine, sidecar: Running) -> None:
     """Now it can be predicted that a request misses the SLO of 10 s."""
     engine.report(step_time=STEP_TIME)
-    await eventually(lambda: sidecar.pool.gate.status().limits.measured)
+    await eventually(lambda: sidecar.pool.status().admission.limits.measured)
 
 
 async def test_it_is_aborted_queued_again_and_its_client_sees_one_answer(
@@ -84,7 +84,7 @@ async def reclaimed(
     keeps that until `holds_aborted` is set. `last`: already sent, in place of the last one."""
     engine.faults.holds_aborted = asyncio.Event()
     engine.report(step_time=STEP_TIME)
-    await eventually(lambda: sidecar.pool.gate.status().limits.measured)
+    await eventually(lambda: sidecar.pool.status().admission.limits.measured)
     clients = []
     for seed in range(4 - bool(last)):
         given = [*BULK, *headers]
@@ -181,7 +181,7 @@ async def test_a_parent_takes_the_slots_of_a_request_that_waits_below(
     confirm(engine)
     answers = await served(held, *clients, urgent)
     assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9]
-    assert parent_leases.pool.gate.status().reclaimed == 1
+    assert parent_leases.pool.status().admission.reclaimed == 1
     await empty(parent_leases, lower)
 
 

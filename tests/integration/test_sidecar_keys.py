@@ -200,4 +200,4 @@ async def test_strangers_at_the_engines_port_delay_no_client_of_its_sidecar(
     assert {status for each in served for status in each} == {200}
     assert set(statuses) == {403}
     assert engine.engine_state.claims.sidecars == 1
-    assert sidecar.pool.gate.status().violations == 0
+    assert sidecar.pool.ledger.violations == 0

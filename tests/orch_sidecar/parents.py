@@ -8,13 +8,12 @@ from typing import Any, cast
 from orch_sidecar.admission.claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.control.capabilities import StateFeed, state_of
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.status import PoolStatus
+from orch_sidecar.pools.status import ClassStatus, PoolStatus, status_of
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import Profile, ServiceClass
 from vllm_plugin.contracts.slot_claims import Subscriber
@@ -105,7 +104,7 @@ class FakePool:
         }
         free = max(0, ledger.room)
         interactive, bulk = (ClassStatus(queued, 0, 0, free, 0.0) for queued in self.queued)
-        idle = AdmissionController(CLOUD.admission).status(0.0)
+        idle = status_of(AdmissionController(CLOUD.admission), 0.0)
         admission = idle._replace(
             epoch=ledger.epoch,
             slots_total=ledger.slots_total,

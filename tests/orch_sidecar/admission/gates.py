@@ -85,8 +85,8 @@ async def queued(gate: Gate, request: AdmissionRequest | None = None) -> asyncio
 
 
 def assert_nothing_left(gate: Gate) -> None:
-    assert gate.status().leased == 0
-    assert gate.status().leases == 0
+    assert gate.ledger.leased == 0
+    assert gate.ledger.lease_count == 0
     assert gate.controller.queues.depth == 0
     assert (gate.tickets, gate.waiting) == ({}, {})
 

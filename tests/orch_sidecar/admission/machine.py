@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.pools.status import status_of
 from tests.orch_sidecar.admission.examples import (
     BULK,
     INTERACTIVE,
@@ -223,7 +224,7 @@ class Checked(RuleBasedStateMachine):
         assert set(ledger.closing()) == model.closing
         assert ledger.slots_total == model.engine.slots_total
         for service_class in ServiceClass:
-            assert self.core.status(self.model.now).of(service_class).leased == model.leased(
+            assert status_of(self.core, self.model.now).of(service_class).leased == model.leased(
                 service_class
             )
 
@@ -253,7 +254,7 @@ class Checked(RuleBasedStateMachine):
         for service_class in ServiceClass:
             waiting = [each.ticket for each in core.queues.line(service_class)]
             assert waiting == list(model.queues[service_class])
-            assert core.status(model.now).of(service_class).queued == len(waiting)
+            assert status_of(core, model.now).of(service_class).queued == len(waiting)
 
     @invariant()
     def limits_are_those_of_rules_and_engine(self) -> None:
@@ -278,7 +279,7 @@ class Checked(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_of_what_was_decided(self) -> None:
-        model, status = self.model, self.core.status(self.model.now)
+        model, status = self.model, status_of(self.core, self.model.now)
         for service_class in ServiceClass:
             outcomes = [
                 outcome

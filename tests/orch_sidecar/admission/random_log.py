@@ -27,6 +27,7 @@ from orch_sidecar.admission.types import (
     StepTime,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.pools.status import status_of
 from tests.orch_sidecar.admission.examples import kv_of
 from tests.orch_sidecar.admission.happenings import RULES
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
@@ -107,7 +108,7 @@ class RandomLog:
             core, claims = self.core, self.claims
             self.say(self.now, core.blocked_by, core.queues.depth, core.ledger.leased, claims.all)
             if self.chance.random() < 0.2:
-                self.say("status", core.status(self.now)[1:])
+                self.say("status", status_of(core, self.now)[1:])
 
     def perform(self, decisions: Iterable[Decision]) -> None:
         for each in decisions:

@@ -19,6 +19,7 @@ from orch_sidecar.admission.constraints.constraint import Constraint, Occupancy
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.pools.status import status_of
 from tests.orch_sidecar.admission.examples import (
     BULK,
     INTERACTIVE,
@@ -203,8 +204,8 @@ def test_no_slot_is_free_for_a_request_that_would_wait_behind_a_due_one() -> Non
     core = core_of(4, rules(aging_s=1.0))
     fill(core, interactive(), "i0", "i1")
     assert isinstance(core.arrive("large", bulk(cost=4), 0.0), Queued)
-    assert core.status(0.1).interactive.free == 2
-    assert core.status(5.0).interactive.free == 0
+    assert status_of(core, 0.1).interactive.free == 2
+    assert status_of(core, 5.0).interactive.free == 0
     assert isinstance(core.arrive("i2", interactive(), 5.0), Queued)
 
 
@@ -233,7 +234,7 @@ def test_only_the_stop_of_an_engine_ends_with_it() -> None:
 
 def free(core: AdmissionController, now: float = 0.0) -> tuple[int, int]:
     """Of interactive and of bulk requests."""
-    status = core.status(now)
+    status = status_of(core, now)
     return status.of(INTERACTIVE).free, status.of(BULK).free
 
 

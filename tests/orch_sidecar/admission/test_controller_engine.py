@@ -10,6 +10,7 @@ from orch_sidecar.admission.availability import Drain, OrderedBy
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.pools.status import status_of
 from tests.orch_sidecar.admission.examples import (
     STEP_TIME,
     bulk,
@@ -83,7 +84,7 @@ def test_grants_are_counted_by_class() -> None:
     core.arrive("c", bulk(9), 0.0)
     core.release("a", 1.0)
     core.arrive("d", interactive(may_queue=False), 2.0)
-    status = core.status(0.0)
+    status = status_of(core, 0.0)
     assert (status.interactive.granted, status.bulk.granted, status.granted) == (1, 1, 2)
 
 

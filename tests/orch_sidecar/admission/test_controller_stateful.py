@@ -17,6 +17,7 @@ from hypothesis.stateful import precondition, rule
 from orch_sidecar.admission.precedence import MAX_RECLAIMS
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.pools.status import status_of
 from tests.fuzz import examples
 from tests.orch_sidecar.admission.engine_events import EngineEvents
 from tests.orch_sidecar.admission.examples import (
@@ -113,7 +114,7 @@ class AdmissionMachine(EngineEvents):
         model, core = self.model, self.core
         if any(waits.expires_at <= model.now for waits in model.waiting.values()):
             return None  # they leave first
-        free = core.status(model.now).of(request.service_class).free >= request.cost
+        free = status_of(core, model.now).of(request.service_class).free >= request.cost
         if not free:
             # The first interactive one may get more, a bulk one a slot that it is owed, what waits
             # may be due since the last event, and it may need less of the KV cache than any other.

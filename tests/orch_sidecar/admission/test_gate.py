@@ -116,7 +116,7 @@ async def test_timer_ends_a_pause() -> None:
     held.end(served=False, rejection=30.0)
     again = gate.open(Asker(), interactive(), since)
     assert again.queued == Queued(0, None)
-    assert gate.status().leased == 0
+    assert gate.ledger.leased == 0
     assert isinstance(await asyncio.wait_for(again.lease(), HANG_S), Lease)
     assert loop.time() - since >= 0.03
     again.end()
@@ -137,7 +137,7 @@ async def test_timer_dispatches_a_bulk_request_that_was_delayed_enough() -> None
     lease_at_once(gate, interactive())
     lease_at_once(gate, bulk(prompt_tokens=100))
     waiting = await queued(gate, bulk(prompt_tokens=100))
-    assert reason(gate.status().blocked_by) == "prefill"
+    assert reason(gate.controller.blocked_by) == "prefill"
     await lease_of(waiting)
 
 
@@ -163,7 +163,7 @@ async def test_grant_and_cancellation_in_one_turn_give_the_lease_back(
     if cancelled_first:
         waiting.cancel()
     end(gate, held)
-    assert gate.status().leased == 1, "it was granted"
+    assert gate.ledger.leased == 1, "it was granted"
     if not cancelled_first:
         waiting.cancel()
     assert await cancelled(waiting)
@@ -214,7 +214,7 @@ async def test_a_refusal_from_outside_may_come_before_the_wait() -> None:
 async def test_request_that_is_not_queued_cannot_be_refused_from_outside() -> None:
     gate = gate_of(1)
     assert not opened(gate).refuse(CANCELLED)
-    assert gate.status().leased == 1
+    assert gate.ledger.leased == 1
 
 
 async def waiting(ticket: Ticket) -> asyncio.Task[Outcome]:

@@ -43,7 +43,7 @@ async def test_storm_of_arrivals_and_cancellations_leaks_nothing() -> None:
         turn += 1
     await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(task.cancelled() for task in tasks) > 10
-    assert gate.status().violations == 0
+    assert gate.ledger.violations == 0
     assert_nothing_left(gate)
 
 

@@ -19,6 +19,7 @@ from orch_sidecar.admission.constraints.idle import (
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
 from orch_sidecar.api.refusal import Reason
+from orch_sidecar.pools.status import status_of
 from tests.fuzz import examples
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -73,7 +74,7 @@ def test_what_waits_takes_their_slots_as_soon_as_the_engine_has_ended_them() -> 
     assert core.ledger.get("new") is None, "it is closing"
     assert isinstance(core.requeue("again", idle(), 0.0, 1.0), Queued)
     assert granted(core.release("new", 1.1)) == ["i"]
-    assert core.status(1.1).cut == 1
+    assert status_of(core, 1.1).cut == 1
     assert granted(core.release("i", 1.2)) == [], "one of two stays free for the next"
 
 

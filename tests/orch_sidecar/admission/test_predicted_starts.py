@@ -14,6 +14,7 @@ import pytest
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.pools.status import status_of
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
@@ -127,17 +128,17 @@ def test_start_of_a_request_in_line_for_a_slot_is_unknown_if_something_else_will
 
 def test_taken_slots_are_counted() -> None:
     core = core_of(2)
-    assert core.status(0.0).waited_for is None
+    assert status_of(core, 0.0).waited_for is None
     fill(core, interactive(), "a", "b")
     queue(core, interactive(), "c")
-    assert core.status(0.0).waited_for == "a slot: all 2 are in use"
+    assert status_of(core, 0.0).waited_for == "a slot: all 2 are in use"
 
 
 def test_slots_that_do_not_suffice_are_counted() -> None:
     core = core_of(4)
     fill(core, interactive(3), "a")
     queue(core, interactive(2), "b")
-    text = core.status(0.0).waited_for
+    text = status_of(core, 0.0).waited_for
     assert text is not None
     assert text.startswith("more slots: 1 of 4 are free")
 
@@ -147,12 +148,12 @@ def test_an_engine_that_is_away_is_named_with_its_reason() -> None:
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
     core.engine_unavailable(refusals.RESTARTED, 0.0)
-    assert core.status(0.0).waited_for == f"the engine: {refusals.RESTARTED.message}"
+    assert status_of(core, 0.0).waited_for == f"the engine: {refusals.RESTARTED.message}"
 
 
 def test_every_constraint_has_words() -> None:
     core = core_of(1)
     for each in core.constraints.all:
-        text = core.status(0.0)._replace(blocked_by=each).waited_for
+        text = status_of(core, 0.0)._replace(blocked_by=each).waited_for
         assert text
         assert text == text.strip()

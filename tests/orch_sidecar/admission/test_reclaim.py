@@ -10,6 +10,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.precedence import LOST_SHARE, MAX_RECLAIMS
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason
+from orch_sidecar.pools.status import status_of
 from tests.orch_sidecar.admission.examples import (
     STEP_TIME,
     bulk,
@@ -54,7 +55,7 @@ def test_the_request_with_the_least_work_done_gives_its_slot() -> None:
     assert lease is None, "it is closing"
     assert core.ledger.leased == 4, "its slot is not free before the engine has confirmed the end"
     assert granted(core.release("b3", 20.03)) == ["i"]
-    assert core.status(20.03).reclaimed == 1
+    assert status_of(core, 20.03).reclaimed == 1
 
 
 def test_no_request_gives_its_slot_while_another_sidecar_would_get_it() -> None:

@@ -13,13 +13,12 @@ from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, QueuedRequest
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control import live_document
 from orch_sidecar.control.live_document import Admitted, Clock, Queued, advice
 from orch_sidecar.engine_state.states import PoolState
-from orch_sidecar.pools.status import PoolStatus, absent
+from orch_sidecar.pools.status import AdmissionStatus, PoolStatus, absent, status_of
 from tests.orch_sidecar.admission.examples import STEP_TIME, class_rules, core_of, rules
 from tests.orch_sidecar.snapshots import CLOUD
 from vllm_plugin.contracts.profile import ServiceClass
@@ -53,7 +52,7 @@ def entry(made: AdmissionController, **changes: Any) -> dict[str, Any]:
         "models": ["m"],
         "since_s": 50.0,
     }
-    status = PoolStatus("cloud", CLOUD, made.status(1.0), **(known | changes))
+    status = PoolStatus("cloud", CLOUD, status_of(made, 1.0), **(known | changes))
     return live_document.pool_entry(status, made.ledger)
 
 
@@ -171,7 +170,7 @@ def test_rows_are_replaced_in_copies() -> None:
     assert pool["queue"] == [2, 3]
 
 
-READY = core_of(4).status(0.0)
+READY = status_of(core_of(4), 0.0)
 
 
 def pool_of(state: PoolState, admission: AdmissionStatus = READY) -> PoolStatus:
@@ -192,7 +191,7 @@ def test_engine_that_is_ready_needs_nothing_done() -> None:
 
 def test_ready_engine_that_can_never_keep_its_slo_shows_what_to_do() -> None:
     misses = class_rules(tpot_p95_ms=STEP_TIME.ms(1) / 2)
-    slow = core_of(4, rules(misses), step_time=STEP_TIME).status(0.0)
+    slow = status_of(core_of(4, rules(misses), step_time=STEP_TIME), 0.0)
     assert "tpot_p95_ms" in advice(pool_of(PoolState.READY, slow))
 
 

@@ -54,7 +54,7 @@ async def test_lease_is_released_after_a_complete_response() -> None:
     assert request.record.lease == request.attempt.ticket.id
     assert request.record.admitted is not None
     assert (request.record.input_tokens, request.record.output_tokens) == (5, 7)
-    assert pool.gate.status().leases == 0
+    assert pool.gate.ledger.lease_count == 0
     assert pool.gate.tickets == {}
 
 
@@ -138,7 +138,7 @@ async def test_rejected_request_is_queued_again_and_gets_another_lease() -> None
     assert await admit(stage).handle(request, pool, asked()) is SENT
     assert len(stage.calls) == len(set(leases)) == 2
     assert request.record.lease == leases[-1]
-    assert pool.gate.status().leases == 0
+    assert pool.gate.ledger.lease_count == 0
 
 
 async def test_rejected_request_that_was_cancelled_is_not_queued_again() -> None:
@@ -147,7 +147,7 @@ async def test_rejected_request_that_was_cancelled_is_not_queued_again() -> None
     request.cancelled = Refusal(Reason.CANCELLED, "cancelled")
     stage = NextStage(answers(rejected, rejected=20))
     assert await admit(stage).handle(request, pool, asked()) is rejected
-    assert pool.gate.status().leases == 0
+    assert pool.gate.ledger.lease_count == 0
 
 
 @pytest.mark.parametrize(("output_tokens", "learned"), [(None, 8), (7, 7)])

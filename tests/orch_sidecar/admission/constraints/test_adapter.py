@@ -8,6 +8,7 @@ import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
+from orch_sidecar.pools.status import status_of
 from tests.orch_sidecar.admission.examples import (
     INTERACTIVE,
     STEP_TIME,
@@ -53,7 +54,7 @@ def test_base_model_and_adapters_in_use_pass() -> None:
     queue(core, of("b"), "b1")
     fill(core, of(None), "base")
     fill(core, of("a"), "a2", at=0.1)
-    assert core.status(0.1).interactive.free == SLOTS - 3
+    assert status_of(core, 0.1).interactive.free == SLOTS - 3
 
 
 def test_as_many_run_at_once_as_the_engine_has_room_for() -> None:

@@ -20,6 +20,7 @@ from orch_sidecar.admission.constraints.constraint import (
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.pools.status import status_of
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Run
@@ -177,10 +178,9 @@ def test_long_prompt_keeps_nobody_waiting_but_other_long_ones() -> None:
         assert isinstance(core.arrive(f"bulk {number}", bulk(), 0.2), Lease)
     [third] = queue(core, long(BULK), "long 3", at=0.3)
     assert third.predicted_start_ms != 0
-    free = core.status(0.3)
+    free = status_of(core, 0.3)
     assert (free.interactive.free, free.bulk.free) == (SLOTS - 41, SLOTS - 41)
-    decisions = core.release("long 1", 1.0, 100)
-    assert [each.ticket for each in decisions] == ["long 2"]
+    assert [each.ticket for each in core.release("long 1", 1.0, 100)] == ["long 2"]
     assert [each.ticket for each in core.release("long 2", 2.0, 100)] == ["long 3"]
 
 

@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from orch_sidecar.api.refusal import Reason
+from orch_sidecar.pools.status import status_of
 from tests.orch_sidecar.admission.examples import (
     bulk,
     class_rules,
@@ -126,7 +127,7 @@ def test_a_request_that_gives_its_place_beside_bulk_work_is_refused_beside_it() 
     queue(core, interactive(key=b"many"), "m0", "m1")
     queue(core, interactive(key=b"few"), "f")
     assert refused(core.take_displaced()) == {"m1": Reason.QUEUE_FULL}
-    assert core.status(0.0).refused_beside_bulk == 1
+    assert status_of(core, 0.0).refused_beside_bulk == 1
 
 
 def test_starts_are_predicted_by_the_backlog_of_the_own_key() -> None:
