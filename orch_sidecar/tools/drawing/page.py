@@ -81,8 +81,9 @@ class Page:
         self._parts.append(element("p", text, class_="soft"))
 
     def note(self, kind: str, title: str, lines: Iterable[str]) -> None:
-        """Appends a note that stands out. `kind`: good, warn or bad."""
-        found = list(lines)
+        """Appends a note that stands out, nothing without lines. `kind`: good, warn or bad."""
+        if not (found := list(lines)):
+            return
         listed = element("ul", *(element("li", line) for line in found))
         self._parts.append(element("div", element("strong", title), listed, class_=f"note {kind}"))
         self._say(f"{title}:", *(f"  {line}" for line in found))
@@ -108,12 +109,17 @@ class Page:
         rows: Iterable[Sequence[str]],
         texts: int = 1,
         kinds: Mapping[str, str] | None = None,
+        otherwise: str = "",
     ) -> None:
-        """Appends a table. `texts`: the columns from the left that have texts, not numbers.
+        """Appends a table, or the text `otherwise` without rows.
 
-        `kinds`: the cells that stand out, and whether they are good, warn or bad.
+        `texts`: the columns from the left that have texts, not numbers. `kinds`: the cells that
+        stand out, and whether they are good, warn or bad.
         """
-        found, kind = list(rows), kinds or {}
+        kind = kinds or {}
+        if not (found := list(rows)):
+            self.text(otherwise)
+            return
 
         def cell(tag: str, at: int, text: str, **more: str) -> Element:
             look = {} if at < texts else _NUMBER

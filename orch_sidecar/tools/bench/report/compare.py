@@ -110,20 +110,16 @@ def compare_report(before: Result, after: Result) -> Page:
     verdict(page, before, "a")
     verdict(page, after, "b")
     page.section("What differs in their conditions")
-    if differences := list(differing(before, after)):
-        page.table(("condition", "a", "b"), differences, texts=3)
-    else:
-        page.text("Nothing that the results record.")
+    same = "Nothing that the results record."
+    page.table(("condition", "a", "b"), differing(before, after), texts=3, otherwise=same)
     page.section("Figures")
     rows = [
         (each.before.name_and_unit, each.before.text, each.after.text, each.change_text,
          each.verdict)
         for each in compared(before, after)
     ]  # fmt: skip
-    if rows:
-        page.table(_HEAD, rows, kinds={"better": "good", "worse": "bad"})
-    else:
-        page.text("There is no figure that both have.")
+    none = "There is no figure that both have."
+    page.table(_HEAD, rows, kinds={"better": "good", "worse": "bad"}, otherwise=none)
     page.remark(INTERVALS_TEXT)
     page.remark(
         "A change is shown only where its interval does not contain 0. Two runs of the same system "

@@ -138,14 +138,11 @@ def verdict(page: Page, result: Result, letter: str = "") -> None:
     page.text(name, badge(status, kind), f" · {meaning}")
     load = f"{result.scenario.text}, prompts: {result.scenario.prompts}"
     page.text(f"{engine_text(result.engine)} · {load} · {began(result)}")
-    if result.reasons:
-        page.note("bad" if kind == "bad" else "warn", "Why", result.reasons)
-    if result.shortfalls and not letter:
+    page.note("bad" if kind == "bad" else "warn", "Why", result.reasons)
+    if not letter:
         page.note("warn", "What it lacks to be published", result.shortfalls)
-    if result.engine.given:
-        page.note("warn", "Given by the user, not reported by the engine", result.engine.given)
-    if result.client.bottleneck:
-        page.note("warn", "The client may be the bottleneck", result.client.bottleneck)
+    page.note("warn", "Given by the user, not reported by the engine", result.engine.given)
+    page.note("warn", "The client may be the bottleneck", result.client.bottleneck)
 
 
 def began(result: Result) -> str:
@@ -203,10 +200,8 @@ def _by_loadgen(page: Page, found: LoadgenDocument) -> None:
         (name, number_text(theirs), number_text(ours), f"{ours / theirs - 1:+.2%}")
         for name, (theirs, ours) in found.figures.items()
     )
-    if found.figures:
-        page.table(("", "loadgen", "orch bench", "difference"), rows)
-    else:
-        page.text("Not compared: a request was not answered, and loadgen knows no failures.")
+    none = "Not compared: a request was not answered, and loadgen knows no failures."
+    page.table(("", "loadgen", "orch bench", "difference"), rows, otherwise=none)
     verdict = "VALID" if found.valid else "INVALID, as the logs say why"
     page.text(f"Its own verdict: {verdict}. Its logs: {found.folder}")
 

@@ -51,8 +51,7 @@ def sweep_report(sweep: Sweep) -> Page:
     )  # fmt: skip
     kind = ("sound", "good") if sweep.is_sound else ("not sound", "bad")
     page.text(badge(*kind), text)
-    if sweep.ended_by:
-        page.note("bad", "Incomplete", [sweep.ended_by])
+    page.note("bad", "Incomplete", filter(None, [sweep.ended_by]))
     page.text(f"{began(first)} · {len(sweep.results)} runs")
     page.charts(sweep_charts(sweep), "Curves")
     page.section("Points")
