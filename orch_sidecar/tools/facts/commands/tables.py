@@ -8,9 +8,9 @@ import importlib.util
 import json
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, so
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, named_by
 from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
-from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verified, Verifier
+from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verified, Verifier, utc
 from orch_sidecar.tools.facts.tables.check import (
     LocatedRow,
     check,
@@ -277,15 +277,13 @@ def verdicts_of(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
     rows = [located for table in tables for located in valid_rows(table)]
     read_evidence = beside(*(Path(table.name) for table in tables))
     verdicts = Verifier(read_evidence, trusted, time.time()).rows(rows)
-    by_place = {(each.record.file, each.record.line): verdicts[each.row] for each in rows}
+    found: _Verdicts = {}
     for table in tables:
-        faults: dict[int, list[str]] = defaultdict(list)
-        for fault in check(table):
-            faults[fault.line].append(fault.text)
-        for line, texts in faults.items():
-            by_place[table.name, line] = Verified(Verdict.FAILED, texts)
-    places = [(table.name, record.line) for table in tables for record in table.rows]
-    return {place: by_place[place] for place in places}
+        lines = {each.record.line: verdicts[each.row] for each in valid_rows(table)}
+        for line, faults in groupby(check(table), lambda fault: fault.line):
+            lines[line] = Verified(Verdict.FAILED, [fault.text for fault in faults])
+        found |= {(table.name, record.line): lines[record.line] for record in table.rows}
+    return found
 
 
 def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]:
@@ -306,8 +304,8 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
     if (proof := verified.proof) is not None:
         state, batches = proof.after.snapshot, proof.states.batches
         found["signed"] = {
-            "from": _time(proof.before.wall_s),
-            "to": _time(proof.after.wall_s),
+            "from": utc(proof.before.wall_s),
+            "to": utc(proof.after.wall_s),
             "models": list(state.models),
             "weights_sha256": proof.after.digests.get("weights", {}).get("sha256"),
             "loaded": state.conditions.get(LOADED, UNKNOWN),
@@ -328,10 +326,6 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
         tool = row.notes.get("tool", row.source_tag.partition(":")[0])
         found["given"] = {"to": tool, "values": values}
     return found
-
-
-def _time(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
 def _lines(verdict: Mapping[str, Any]) -> Iterator[str]:

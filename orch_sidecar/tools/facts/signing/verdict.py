@@ -121,7 +121,7 @@ class Verifier:
             _check_same(row or stated, stated)
             proof = prove(evidence.signed, self.trusted)
             if proof.after.wall_s > self.now_s + FUTURE_S:
-                signed, now = map(_utc, (proof.after.wall_s, self.now_s))
+                signed, now = map(utc, (proof.after.wall_s, self.now_s))
                 raise ValueError(f"it was signed at {signed}, and the checker's clock is at {now}")
             run = parsed_as(RecordedRun, evidence.client_measured.result, "the client's result: ")
             return _judged(name, proof, stated, run)
@@ -129,7 +129,8 @@ class Verifier:
             return Verified(Verdict.FAILED, (str(error),), name)
 
 
-def _utc(unix_s: float) -> str:
+def utc(unix_s: float) -> str:
+    """Formats a time to the second."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
