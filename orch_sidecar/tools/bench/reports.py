@@ -16,9 +16,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from orch_sidecar.tools.arguments import file_of
 from orch_sidecar.tools.bench.decode.result import DecodeResult
 from orch_sidecar.tools.bench.plan import InvalidOptions
-from orch_sidecar.tools.bench.report.compare import compare_report
 from orch_sidecar.tools.bench.report.decode import decode_report
-from orch_sidecar.tools.bench.report.run import run_report
+from orch_sidecar.tools.bench.report.run import compare_report, run_report
 from orch_sidecar.tools.bench.report.sweep import sweep_report
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from orch_sidecar.tools.bench.report.compare import compare_report
-from orch_sidecar.tools.bench.report.run import run_report
+from orch_sidecar.tools.bench.report.run import compare_report, run_report
 from orch_sidecar.tools.bench.report.sweep import sweep_report
 from tests.integration.browser.conftest import Open
 from tests.orch_sidecar.tools.bench.report.sample_reports import hostile, online, sweep

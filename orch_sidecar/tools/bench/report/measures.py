@@ -1,4 +1,5 @@
-"""The figures of one run with their 95 % confidence intervals, and what it did over time.
+"""The figures of one run with their 95 % confidence intervals, what it did over time, and the
+changes from one run to another.
 
 All by the client's times. The tokens of an answer count as evenly spread between its first and its
 last one, as the result has no time of each token; without a first one, from its arrival on.
@@ -249,3 +250,72 @@ def _rate(
 
 def _ends(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
     return ((Interval(each.ended_s, each.ended_s), 1.0) for each in completed)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A figure of two results. `change`: from the first to the second, as a share of the first or
+    as a difference; None where the first is 0. `interval`: of the change; None without one."""
+
+    before: Measure
+    after: Measure
+    change: float | None
+    interval: tuple[float, float] | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the second is better: a finding only where the interval leaves no doubt."""
+        if self.before.estimate.drifts or self.after.estimate.drifts:
+            return "unknown: drifts"
+        if self.change is None or self.interval is None:
+            return "unknown: too short"
+        if self.interval[0] <= 0 <= self.interval[1]:
+            return "no difference shown"
+        return "better" if (self.change > 0) is self.before.larger_is_better else "worse"
+
+    @property
+    def change_text(self) -> str:
+        """The change with its interval."""
+        if self.change is None:
+            return NONE
+        if self.interval is None:
+            return self._percent(self.change)
+        low, high = map(self._percent, self.interval)
+        return f"{self._percent(self.change)} ({low} to {high})"
+
+    def _percent(self, value: float) -> str:
+        # A share changes by percentage points: 40 % to 50 % is not 25 %.
+        return f"{100 * value:+.1f} {'points' if self.before.is_share else '%'}"
+
+
+def change(
+    before: Estimate, after: Estimate, *, relative: bool
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Returns the change, None of a figure that is 0 and has no relative one; and its interval.
+
+    The interval of a ratio is that of the difference of the logarithms (delta method); none of a
+    figure whose own interval reaches 0, as its logarithm has no bound.
+    """
+    known = before.margin is not None and after.margin is not None
+    if not relative:
+        moved = after.value - before.value
+        wide = math.hypot(before.margin or 0.0, after.margin or 0.0)
+        return moved, (moved - wide, moved + wide) if known else None
+    if before.value <= 0 or after.value <= 0:
+        return None, None
+    ratio = after.value / before.value
+    shares = [(each.margin or 0.0) / each.value for each in (before, after)]
+    if not known or max(shares) >= 1:
+        return ratio - 1, None
+    wide = math.exp(math.hypot(*shares))
+    return ratio - 1, (ratio / wide - 1, ratio * wide - 1)
+
+
+def compared(before: Result, after: Result) -> list[Compared]:
+    """Compares the figures that both results have. Raises ValueError."""
+    second = {each.name: each for each in measures_of(after)}
+    return [
+        Compared(each, other, *change(each.estimate, other.estimate, relative=not each.is_share))
+        for each in measures_of(before)
+        if (other := second.get(each.name)) is not None
+    ]

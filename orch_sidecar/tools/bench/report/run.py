@@ -1,4 +1,4 @@
-"""The report of one run: its verdict and conditions, and its figures with their pictures.
+"""The reports of one run, and of two side by side: verdict, conditions, and figures with pictures.
 
 A reader knows all conditions by their names, and two runs can be compared by them.
 """
@@ -15,6 +15,7 @@ from orch_sidecar.tools.bench.report.measures import (
     SECTIONS,
     Measure,
     Times,
+    compared,
     edges_of,
     measures_of,
     of_share,
@@ -320,3 +321,47 @@ def steps_by_batch(result: Result) -> Iterator[Chart]:
     about = f"{found.steps} steps that the engine counted; {mean} sequences in the mean."
     marked = Marked(f"mean {mean}", found.mean)
     yield bars_by_batch("Decode steps by batch", about, "% of the steps", shares, marked)
+
+
+_COMPARED: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
+
+
+def differing(before: Result, after: Result) -> Iterator[tuple[str, str, str]]:
+    """Yields the names of the conditions in which two results differ, and both texts."""
+    pairs = zip(conditions_of(before).values(), conditions_of(after).values(), strict=True)
+    for first, second in pairs:
+        for name in first | second:
+            a, b = (each.get(name) or "unknown" for each in (first, second))
+            if a != b:
+                yield name.replace("_", " "), a, b
+
+
+def compare_report(before: Result, after: Result) -> Page:
+    """Returns the page of two results. Raises ValueError as `run_report` does."""
+    names = dict.fromkeys([before.engine.model_name, after.engine.model_name])
+    page = Page(f"{' and '.join(names)}: two runs compared")
+    verdict(page, before, "a")
+    verdict(page, after, "b")
+    page.section("What differs in their conditions")
+    same = "Nothing that the results record."
+    page.table(("condition", "a", "b"), differing(before, after), texts=3, otherwise=same)
+    page.section("Figures")
+    rows = [
+        (each.before.name_and_unit, each.before.text, each.after.text, each.change_text,
+         each.verdict)
+        for each in compared(before, after)
+    ]  # fmt: skip
+    none = "There is no figure that both have."
+    page.table(_COMPARED, rows, kinds={"better": "good", "worse": "bad"}, otherwise=none)
+    page.remark(INTERVALS_TEXT)
+    page.remark(
+        "A change is shown only where its interval does not contain 0. Two runs of the same system "
+        "may differ by more than that: repeat both, in turns, before you decide on a small change."
+    )
+    others = {each.name: each for each in times_of(after)}
+    pairs = ((each, others.get(each.name)) for each in times_of(before))
+    page.charts((distribution([one, other]) for one, other in pairs if other), "Distributions")
+    page.section("All conditions of a")
+    conditions(page, before)
+    page.remark(f"a: result {before.id}. b: result {after.id}.")
+    return page

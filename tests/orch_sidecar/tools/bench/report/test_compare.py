@@ -6,21 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.bench.report import compare
-from orch_sidecar.tools.bench.report.compare import (
-    Compared,
-    change,
-    compare_report,
-    differing,
-)
-from orch_sidecar.tools.bench.report.measures import Estimate
+from orch_sidecar.tools.bench.report import measures
+from orch_sidecar.tools.bench.report.measures import Compared, Estimate, change
+from orch_sidecar.tools.bench.report.run import compare_report, differing
 from orch_sidecar.tools.bench.results.result import Result
 from tests.orch_sidecar.tools.bench.report.sample_reports import HOSTILE, hostile, online
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 
 def compared(before: Result, after: Result) -> dict[str, Compared]:
-    return {each.before.name: each for each in compare.compared(before, after)}
+    return {each.before.name: each for each in measures.compared(before, after)}
 
 
 def test_faster_run_is_better_and_how_much_is_within_the_interval() -> None:
@@ -82,7 +77,7 @@ def test_page_has_both_distributions_and_all_conditions() -> None:
 
 def test_result_compared_with_itself_differs_in_nothing() -> None:
     assert not list(differing(online(), online()))
-    figures = compare.compared(online(), online())
+    figures = measures.compared(online(), online())
     assert {each.verdict for each in figures if each.interval} == {"no difference shown"}
     assert "Nothing that the results record." in Page(compare_report(online(), online()).html).text
 
