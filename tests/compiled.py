@@ -24,10 +24,10 @@ COPIED: Final = ("orch_sidecar", "vllm_plugin", "profiles", "k8s", "docs", "test
 # Beside the integration tests, those whose rooms are compiled and that replace nothing in them.
 TESTED: Final = (
     "tests/integration",
-    *(f"tests/orch_sidecar/{room}" for room in ("admission/fairness", "api", "auth", "splitting")),
+    *(f"tests/orch_sidecar/{room}" for room in ("api", "auth", "splitting")),
     *(
         f"tests/orch_sidecar/admission/test_{name}.py"
-        for name in ("claim_calls", "claims", "controller_limits")
+        for name in ("claim_calls", "claims", "controller_limits", "fair_queue", "keys_share")
     ),
     *(f"tests/orch_sidecar/pools/test_{name}.py" for name in ("affinity", "candidates", "routing")),
 )

@@ -14,10 +14,10 @@ from orch_sidecar.admission.availability import Absence, Drain, OrderedBy, after
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.enqueuer import Enqueuer
-from orch_sidecar.admission.forecast import Forecast, Forecaster, Place, Places
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.precedence import QueueOrder, Reclaim
 from orch_sidecar.admission.prediction.demand import DEFAULT_TOKENS
+from orch_sidecar.admission.prediction.forecast import Forecast, Forecaster, Place, Places
 from orch_sidecar.admission.prediction.freed_slots import FreedSlots
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues

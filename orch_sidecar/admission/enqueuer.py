@@ -12,7 +12,7 @@ from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.forecast import Forecaster, Start
+from orch_sidecar.admission.prediction.forecast import Forecaster, Start
 from orch_sidecar.admission.prediction.freed_slots import MAX_RETRY_MS, MIN_RETRY_MS
 from orch_sidecar.admission.prediction.prompts import MAX_SHORTER_FACTOR, ShorterPrompts
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued, QueuedRequest

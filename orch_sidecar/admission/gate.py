@@ -23,7 +23,7 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.availability import Absence, Drain, OrderedBy
 from orch_sidecar.admission.claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.forecast import Place
+from orch_sidecar.admission.prediction.forecast import Place
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,

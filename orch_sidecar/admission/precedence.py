@@ -4,9 +4,9 @@ Pure: times are seconds of a monotonic clock.
 
 The order of dispatch: a bulk request that is due (it is owed slots, or interactive traffic has
 delayed it for as long as it may), then interactive requests, then bulk ones, then idle ones; within
-a class fair between API keys (`fairness`). A blocked request keeps those behind it waiting, so that
-one that needs many slots is not overtaken forever, except those that the `Scope` of what blocks it
-lets pass. Dispatch is work-conserving: the head of the queue waits only for a constraint.
+a class fair between API keys (`fair_queue`). A blocked request keeps those behind it waiting, so
+that one that needs many slots is not overtaken forever, except those that the `Scope` of what
+blocks it lets pass. Dispatch is work-conserving: the head of the queue waits only for a constraint.
 
 Only a running request whose client has seen nothing of the response gives its slots back: it is
 aborted, and then queued again at the head of its class.

@@ -17,8 +17,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.constraints.constraint import Constraint
-from orch_sidecar.admission.fairness.fair_queue import FairQueue
-from orch_sidecar.admission.fairness.key_share import KeyShare, WorkAhead
+from orch_sidecar.admission.fair_queue import FairQueue
+from orch_sidecar.admission.key_share import KeyShare, WorkAhead
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.lease_protocol import PASSED_S
 from vllm_plugin.contracts.profile import BULK, IDLE, ServiceClass

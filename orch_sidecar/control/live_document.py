@@ -82,8 +82,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from orch_sidecar.admission.availability import OrderedBy
-from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.forecast import Place
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import Lease, QueuedRequest
 from orch_sidecar.engine_state import report

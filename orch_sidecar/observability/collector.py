@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from orch_sidecar.admission.fairness.key_share import KeyShare
+from orch_sidecar.admission.key_share import KeyShare
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.configuration import NO_TYPE
 from orch_sidecar.engine_state.document import Document

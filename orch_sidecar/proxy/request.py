@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from orch_sidecar.admission.forecast import Place
 from orch_sidecar.admission.gate import Ticket
+from orch_sidecar.admission.prediction.forecast import Place
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions

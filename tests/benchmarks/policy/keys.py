@@ -23,7 +23,7 @@ from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop, in_turn, together
 from tests.benchmarks.policy.record import Record, at_most, shown, table, verdict
 from tests.benchmarks.policy.rig import Counters, Engine, Sidecar
-from tests.orch_sidecar.admission.fairness.traffic import jain, p95
+from tests.orch_sidecar.admission.key_traffic import jain, p95
 from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 16

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.forecast import Forecast
+from orch_sidecar.admission.prediction.forecast import Forecast
 from orch_sidecar.admission.types import Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (

@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission import forecast, refusals
+from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.forecast import Place, Places
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.precedence import QueueOrder
+from orch_sidecar.admission.prediction import forecast
+from orch_sidecar.admission.prediction.forecast import Place, Places
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Queued, QueuedRequest

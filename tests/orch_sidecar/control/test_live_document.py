@@ -9,9 +9,9 @@ import pytest
 
 from orch_sidecar.admission.availability import Drain, OrderedBy
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.fairness.key_share import KeyShare
-from orch_sidecar.admission.forecast import Place
+from orch_sidecar.admission.key_share import KeyShare
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.forecast import Place
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, QueuedRequest
 from orch_sidecar.api.refusal import Reason

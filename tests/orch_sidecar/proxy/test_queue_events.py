@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from orch_sidecar.admission.forecast import Place
+from orch_sidecar.admission.prediction.forecast import Place
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Reason, Refusal

@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from orch_sidecar.admission.forecast import Place
+from orch_sidecar.admission.prediction.forecast import Place
 from orch_sidecar.admission.types import Decision, Lease
 from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape

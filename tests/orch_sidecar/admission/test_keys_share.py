@@ -18,7 +18,7 @@ from tests.orch_sidecar.admission.examples import (
     refused,
     rules,
 )
-from tests.orch_sidecar.admission.fairness.traffic import (
+from tests.orch_sidecar.admission.key_traffic import (
     Client,
     Length,
     Traffic,

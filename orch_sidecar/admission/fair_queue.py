@@ -23,7 +23,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from orch_sidecar.admission.fairness.key_share import Backlog, KeyShare, WorkAhead, forget_idle
+from orch_sidecar.admission.key_share import Backlog, KeyShare, WorkAhead, forget_idle
 from orch_sidecar.admission.types import AdmissionRequest, Lease, QueuedRequest
 
 # Up to this number, queued requests are listed one by one to predict the place of another.

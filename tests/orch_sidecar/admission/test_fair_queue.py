@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS, FairQueue
-from orch_sidecar.admission.fairness.key_share import FIRST_MEAN_TOKENS
+from orch_sidecar.admission.fair_queue import MAX_LISTED_REQUESTS, FairQueue
+from orch_sidecar.admission.key_share import FIRST_MEAN_TOKENS
 from orch_sidecar.admission.types import Lease, QueuedRequest
 from tests.fuzz import examples
-from tests.orch_sidecar.admission.fairness.queues import (
+from tests.orch_sidecar.admission.fair_queues import (
     at_once,
     dispatch,
     dispatch_all,

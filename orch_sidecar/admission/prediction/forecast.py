@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from orch_sidecar.admission.constraints.constraint import Ahead, Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS
+from orch_sidecar.admission.fair_queue import MAX_LISTED_REQUESTS
 from orch_sidecar.admission.prediction.freed_slots import (
     MIN_WINDOW_S,
     WINDOW_S,

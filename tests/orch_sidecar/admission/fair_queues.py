@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.fairness.fair_queue import FairQueue
+from orch_sidecar.admission.fair_queue import FairQueue
 from orch_sidecar.admission.types import AdmissionRequest, Lease, QueuedRequest
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.contracts.profile import ServiceClass
