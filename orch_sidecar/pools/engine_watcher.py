@@ -25,8 +25,8 @@ from orch_sidecar.engine_state import report, states
 from orch_sidecar.engine_state.document import Document, InvalidReport
 from orch_sidecar.engine_state.states import ANSWERING_STATES, OUTAGE_FIELDS, Outage, PoolState
 from orch_sidecar.pools.engine_calls import RECONCILE_EVERY_S, ClaimSender, LeaseReconciler
+from orch_sidecar.pools.stream_timeout import StreamTimeout
 from orch_sidecar.wire.event_stream import EventStream
-from orch_sidecar.wire.stream_timeout import StreamTimeout
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,

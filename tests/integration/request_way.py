@@ -38,7 +38,7 @@ BACKGROUND: Final = frozenset(
         "pools/engine_calls.py",
         "pools/engine_watcher.py",
         "wire/event_stream.py",
-        "wire/stream_timeout.py",
+        "pools/stream_timeout.py",
     }
 )
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from orch_sidecar.wire.stream_timeout import StreamTimeout
+from orch_sidecar.pools.stream_timeout import StreamTimeout
 
 
 async def test_silence_ends_the_body_after_the_limit() -> None:
