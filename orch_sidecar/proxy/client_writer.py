@@ -158,7 +158,11 @@ class ClientWriter(Sink):
             data = chunk(data) + LAST_CHUNK if last else chunk(data)
         if not self.started:
             data = self.start() + data
-        transport.write(data)
+        turn = self.client.turn
+        if turn.active > 1:
+            turn.write(transport, data)
+        else:
+            transport.write(data)
         mark = self._token_mark
         if mark is not None and data.find(mark) >= 0:  # `in` takes twice the time
             # An event that is cut in its mark by the engine's connection counts as part of none.
@@ -233,6 +237,7 @@ class ClientWriter(Sink):
             self.keep_alive = False
             self.abort_client()
             return
+        self.client.turn.flush()
         event = self.record.endpoint.error_format.in_stream(refusal)
         self.transport.write(chunk(event) + LAST_CHUNK if chunked else event)
 

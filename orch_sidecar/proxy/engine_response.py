@@ -34,6 +34,7 @@ from orch_sidecar.wire.http1 import (
     body_of,
     parse_head,
 )
+from orch_sidecar.wire.turn import Turn
 
 # 4xx that are not the client's mistake: timeouts, overload, cancelled upstream.
 _NOT_CLIENT_ERRORS: Final = frozenset({408, 425, 429, 499})
@@ -146,13 +147,17 @@ class EngineResponse:
         return self._connection is not None and not (self.done.done() or self._sink.started)
 
     def start(
-        self, connection: EngineConnection, head: bytes, body: bytes | memoryview = b""
+        self,
+        connection: EngineConnection,
+        head: bytes,
+        body: bytes | memoryview = b"",
+        turn: Turn | None = None,
     ) -> None:
         """Sends the request; from here on the response flows."""
         self._connection = connection
         if self._paused:
             connection.pause()
-        connection.send(self, head, body)
+        connection.send(self, head, body, turn)
 
     def stop(self) -> None:
         """Closes the engine's connection, unless the response is complete."""

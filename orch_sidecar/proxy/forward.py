@@ -75,7 +75,7 @@ class Forward:
             body: bytes | memoryview = request.body
             if request.salt:
                 head, body = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
-            response.start(connection, head, body)
+            response.start(connection, head, body, request.http.protocol.turn)
             await response.done
             return _result(response, sink, pool)
         finally:

@@ -25,6 +25,7 @@ from orch_sidecar.wire.client_connections import (
     undelivered_bytes,
 )
 from orch_sidecar.wire.client_request import SLICE_BYTES, ClientRequest, RequestParser
+from orch_sidecar.wire.turn import Turn
 from orch_sidecar.wire.unreadable import UNREADABLE, BodyRefused, refusal_of
 
 # Bodies of pipelined requests on one connection, which the body budget does not cover until they
@@ -52,6 +53,7 @@ class ClientConnection(web.RequestHandler):
         "origin_fields",
         "request",
         "response",
+        "turn",
     )
 
     def __init__(
@@ -71,6 +73,7 @@ class ClientConnection(web.RequestHandler):
         self._full = False  # reading waits until requests are served
         self._headers = headers
         self._connections = connections
+        self.turn = Turn() if connections is None else connections.turn
         # Like `transport`, which aiohttp drops on close even with bytes still to be sent.
         self._client: asyncio.Transport | None = None
         self._lingering: asyncio.Future[None] | None = None
@@ -103,13 +106,17 @@ class ClientConnection(web.RequestHandler):
 
         A method of its own, so that an idle connection keeps nothing of the last request.
         """
-        ready = self._requests.ready
+        ready, turn = self._requests.ready, self.turn
         if not ready:
-            self._waiter = asyncio.Future()
+            waiter = self._waiter = asyncio.Future()
             try:
-                await self._waiter
+                await waiter
             finally:
                 self._waiter = None
+                if waiter.done() and not waiter.cancelled():
+                    turn.starting -= 1
+                    if turn.waiting:
+                        turn.go_on()
         request = ready.popleft()
         if self._full:
             self._read_on()
@@ -127,7 +134,8 @@ class ClientConnection(web.RequestHandler):
 
     async def _respond(self, request: ClientRequest) -> web.StreamResponse:
         """Returns the handler's response; an error of the handler becomes one, too."""
-        self._request_in_progress, self.request = True, request
+        self._request_in_progress, self.request, turn = True, request, self.turn
+        turn.active += 1
         try:
             return await self._handle(request)
         except UNREADABLE as error:  # of what aiohttp's request reads
@@ -137,6 +145,9 @@ class ClientConnection(web.RequestHandler):
             refusal = INTERNAL_ERROR
         finally:
             self._request_in_progress, self.request = False, None
+            turn.active -= 1
+            if turn.unwritten:
+                turn.flush()
             if self._handler_waiter is not None:
                 self._handler_waiter.set_result(None)  # of `shutdown`
         return self._error(ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN), refusal)
@@ -206,7 +217,12 @@ class ClientConnection(web.RequestHandler):
         if ready := requests.ready:
             waiter = self._waiter
             if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+                self._waiter, turn = None, self.turn  # aiohttp ends connections that have one
+                if turn.starting or turn.waiting:
+                    turn.start(waiter)
+                else:
+                    turn.starting = 1
+                    waiter.set_result(None)
             if not self._full and (len(ready) > 1 or self.request is not None):
                 self._full = self._is_full()
                 if self._full:
@@ -240,6 +256,10 @@ class ClientConnection(web.RequestHandler):
         if self._client is None or self.response is not None:
             return 0
         return undelivered_bytes(self._client)
+
+    def force_close(self) -> None:
+        self.turn.flush()
+        super().force_close()
 
     def abort(self) -> None:
         """Closes the connection immediately."""

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.wire.turn import Turn
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -148,6 +149,7 @@ class ClientConnections:
     def __init__(self, limit: int, name: str) -> None:
         """`name`: of the clients, for the log."""
         self.limit = limit
+        self.turn = Turn()
         self._name = name
         self.closed_idle = self.closed_stalled = self.refused = 0
         self._open: OrderedDict[Connection, None] = OrderedDict()

@@ -14,6 +14,7 @@ from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from orch_sidecar.api.body_outline import LARGE_BYTES
+from orch_sidecar.wire.turn import Turn
 
 REUSE_WITHIN_S: Final = 2.0
 
@@ -31,23 +32,36 @@ class Receiver(Protocol):
 class EngineConnection(asyncio.Protocol):
     """A connection to an engine, for one request at a time."""
 
-    __slots__ = ("idle_since", "receiver", "transport")
+    __slots__ = ("idle_since", "receiver", "transport", "turn")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.receiver: Receiver | None = None
+        self.turn: Turn | None = None  # in which a request is written
         self.idle_since = 0.0
 
     @property
     def open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
-    def send(self, receiver: Receiver, head: bytes, body: bytes | memoryview = b"") -> None:
-        """Writes a complete request; `receiver` gets the response."""
+    def send(
+        self,
+        receiver: Receiver,
+        head: bytes,
+        body: bytes | memoryview = b"",
+        turn: Turn | None = None,
+    ) -> None:
+        """Writes a complete request, if it is not large with others of this turn; `receiver` gets
+        the response."""
         assert self.transport is not None
         self.receiver = receiver
         if len(body) > LARGE_BYTES:  # it is never copied
             self.transport.writelines((head, body))
+        elif turn is not None and (turn.starting or turn.unwritten):
+            self.turn = turn
+            turn.write(self.transport, head + body)
+            if not turn.starting:
+                turn.flush()  # it is the last one
         else:
             self.transport.write(head + body)
 
@@ -67,6 +81,8 @@ class EngineConnection(asyncio.Protocol):
         """
         self.receiver = None
         if self.transport is not None:
+            if self.turn is not None:
+                self.turn.flush()
             self.transport.close()
 
     # asyncio.Protocol

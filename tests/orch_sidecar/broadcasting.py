@@ -19,6 +19,7 @@ from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.client_request import ClientRequest, RequestParser
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
+from orch_sidecar.wire.turn import Turn
 from tests.orch_sidecar import records
 
 SHARED_ID = "shared-0123456789abcdef"
@@ -136,7 +137,7 @@ def http_of(
 ) -> ClientRequest:
     """A request that came whole. `fields`: besides Host and Content-Length."""
     protocol = SimpleNamespace(
-        response=None, writing_paused=False, origin_fields={}, transport=transport
+        response=None, writing_paused=False, origin_fields={}, transport=transport, turn=Turn()
     )
     head = f"{method} {target} HTTP/1.{0 if http10 else 1}\r\nHost: sidecar\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in fields)

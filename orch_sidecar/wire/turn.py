@@ -1,0 +1,72 @@
+"""Decides what happens in one turn of the event loop: which requests start, when bytes are written.
+
+Of many requests that arrive at once a few start in each turn: the answers to these are relayed
+before the others are looked at. What several connections write in one turn is written at its end:
+a receiver on this host that sleeps is woken for the first write, which takes longer than the write
+itself, and is still awake for the others. A request that is alone does not come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+# Enough that waking the engine once for all of them saves most of what waking it costs.
+STARTS_PER_TURN: Final = 16
+# Of very many that wait, this part: a turn that relays thousands of streams is long.
+_PART_STARTED: Final = 16
+
+
+class Turn:
+    """The turns of the event loop, as the connections of one listener share them.
+
+    `active`: requests that are being served. `starting`: tasks that are woken for a request, and
+    have not run yet. `waiting`: those that are woken in a later turn, by what they wait for.
+    `unwritten`: what is written at the end of this turn.
+    """
+
+    __slots__ = ("active", "starting", "unwritten", "waiting")
+
+    def __init__(self) -> None:
+        self.active = self.starting = 0
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        self.unwritten: list[tuple[asyncio.Transport, bytes]] = []
+
+    def start(self, waiter: asyncio.Future[None]) -> None:
+        """Wakes the task that waits for a request, when it is its turn."""
+        if self.starting < STARTS_PER_TURN and not self.waiting:
+            self.starting += 1
+            waiter.set_result(None)
+        else:
+            self.waiting.append(waiter)
+
+    def go_on(self) -> None:
+        """Has others start once the event loop has read, if all that were woken have run."""
+        if not self.starting:
+            asyncio.get_running_loop().call_soon(self._start_others)
+
+    def _start_others(self) -> None:
+        waiting = self.waiting
+        most = max(STARTS_PER_TURN, len(waiting) // _PART_STARTED)
+        while waiting and self.starting < most:
+            waiter = waiting.popleft()
+            if not waiter.done():  # its client is still there
+                self.starting += 1
+                waiter.set_result(None)
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Writes at the end of this turn."""
+        unwritten = self.unwritten
+        if not unwritten:
+            asyncio.get_running_loop().call_soon(self.flush)
+        unwritten.append((transport, data))
+
+    def flush(self) -> None:
+        """Writes now what is not written yet. To be called before a connection that may have such
+        bytes is closed, or is written to in another way."""
+        if unwritten := self.unwritten:
+            self.unwritten = []
+            for transport, data in unwritten:
+                if not transport.is_closing():
+                    transport.write(data)

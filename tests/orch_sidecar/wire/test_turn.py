@@ -1,0 +1,143 @@
+"""What happens in one turn of the event loop: starts in their order, writes at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+
+from orch_sidecar.wire.client_connection import ClientConnection
+from orch_sidecar.wire.client_connections import ClientConnections
+from orch_sidecar.wire.client_request import ClientRequest
+from orch_sidecar.wire.engine_connection import EngineConnection
+from orch_sidecar.wire.turn import STARTS_PER_TURN, Turn
+from tests.orch_sidecar.broadcasting import Transport
+
+GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class Burst:
+    """Clients of one server that ask at the same time. `started`: their targets, `sizes`: how many
+    started in each turn."""
+
+    def __init__(self) -> None:
+        self.connections = ClientConnections(10_000, "clients")
+        self.started: list[str] = []
+        self.sizes: list[int] = []
+        self.server = web.Server(cast(Any, self.handle), handler_cancellation=True)
+        self.clients: list[tuple[ClientConnection, Transport]] = []
+
+    async def handle(self, http: ClientRequest) -> web.StreamResponse:
+        self.started.append(http.target)
+        return web.Response(text=http.target)
+
+    def connect(self) -> None:
+        loop, transport = asyncio.get_running_loop(), Transport()
+        connection = ClientConnection(
+            self.server, connections=self.connections, loop=loop, access_log=None
+        )
+        connection.connection_made(transport)
+        self.clients.append((connection, transport))
+
+    def ask(self) -> None:
+        """Has all clients ask, as if the event loop had read from them in one turn."""
+        for number, (connection, _) in enumerate(self.clients):
+            connection.data_received(GET % number)
+
+    async def run(self, turns: int = 12) -> list[str]:
+        """Returns what starts in so many turns."""
+        begin = len(self.started)
+        for _ in range(turns):
+            before = len(self.started)
+            await asyncio.sleep(0)
+            self.sizes.append(len(self.started) - before)
+        return self.started[begin:]
+
+
+@pytest.fixture
+async def burst() -> AsyncIterator[Burst]:
+    burst = Burst()
+    for _ in range(3 * STARTS_PER_TURN):
+        burst.connect()
+    await asyncio.sleep(0)  # their tasks wait for requests
+    yield burst
+    for connection, _ in burst.clients:
+        connection.connection_lost(None)
+    await asyncio.sleep(0)
+
+
+async def test_of_a_burst_a_few_requests_start_in_each_turn_in_their_order(burst: Burst) -> None:
+    burst.ask()
+    assert await burst.run() == [f"/{number}" for number in range(3 * STARTS_PER_TURN)]
+    assert [size for size in burst.sizes if size] == 3 * [STARTS_PER_TURN]
+    assert all(client.data.endswith(b"/%d" % at) for at, (_, client) in enumerate(burst.clients))
+
+
+async def test_request_that_waits_for_its_turn_survives_an_orderly_stop(burst: Burst) -> None:
+    burst.ask()
+    last, client = burst.clients[-1]
+    assert not last.is_idle
+    last.close()
+    await burst.run()
+    assert client.data.startswith(b"HTTP/1.1 200 OK")
+    assert last.turn.starting == last.turn.active == 0
+
+
+async def test_clients_that_leave_before_their_turn_keep_nobody_waiting(burst: Burst) -> None:
+    burst.ask()
+    for connection, _ in burst.clients[4:-1]:
+        connection.connection_lost(None)
+    assert await burst.run() == ["/0", "/1", "/2", "/3", f"/{3 * STARTS_PER_TURN - 1}"]
+    burst.ask()
+    assert len(await burst.run()) == 5
+
+
+async def test_arrival_does_not_overtake_those_that_wait(burst: Burst) -> None:
+    burst.connect()
+    late = burst.clients.pop()
+    await asyncio.sleep(0)
+    burst.ask()
+    await burst.run(1)
+    late[0].data_received(GET % 999)
+    burst.clients.append(late)
+    assert (await burst.run())[-1] == "/999"
+
+
+async def test_what_is_written_in_a_turn_goes_out_at_its_end_but_to_nobody_who_left() -> None:
+    turn, first, second, gone = Turn(), Transport(), Transport(), Transport()
+    for transport in (first, gone, second, first):
+        turn.write(transport, b"a")
+    assert not first.data
+    gone.abort()
+    await asyncio.sleep(0)
+    assert (first.data, second.data, gone.data) == (b"aa", b"a", b"")
+    turn.write(second, b"b")
+    await asyncio.sleep(0)
+    assert second.data == b"ab"
+
+
+async def test_requests_of_a_turn_go_to_the_engine_together_with_the_last_one() -> None:
+    turn, engines = Turn(), [EngineConnection() for _ in range(3)]
+    transports = [Transport() for _ in engines]
+    for engine, transport in zip(engines, transports, strict=True):
+        engine.connection_made(transport)
+    turn.starting = 3
+    for engine in engines:
+        turn.starting -= 1
+        assert not any(each.data for each in transports)
+        engine.send(cast(Any, None), b"head ", b"body", turn)
+    assert [each.data for each in transports] == 3 * [b"head body"]
+
+
+async def test_engine_gets_a_request_whose_connection_is_closed_in_the_same_turn() -> None:
+    turn, engine, transport = Turn(), EngineConnection(), Transport()
+    engine.connection_made(transport)
+    turn.starting = 1
+    engine.send(cast(Any, None), b"head ", b"body", turn)
+    engine.close()
+    assert (transport.data, transport.closed) == (b"head body", True)
+    await asyncio.sleep(0)
+    assert transport.data == b"head body"
