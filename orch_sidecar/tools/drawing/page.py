@@ -140,8 +140,10 @@ class Page:
         self._say(*aligned(head, found, texts))
 
     def columns(self, columns: Columns, things: Iterable[Sequence[Any]], texts: int = 1) -> None:
-        """Appends a table with a row for each thing, without the columns that none of them has."""
-        found = list(things)
+        """Appends a table with a row for each thing, without the columns that none of them has;
+        nothing without things."""
+        if not (found := list(things)):
+            return
         cells = [[head, *(text(*each) for each in found)] for head, text in columns]
         head, *rows = zip(*(each for each in cells if {*each[1:]} - {NONE, ""}), strict=True)
         self.table(head, rows, texts)

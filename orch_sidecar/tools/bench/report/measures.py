@@ -185,8 +185,8 @@ def served(requests: Iterable[Call]) -> Iterator[CompletedRequest]:
     return (made for each in requests if (made := each.served) is not None)
 
 
-def measures_of(result: Result) -> list[Measure]:
-    """Returns the figures of a run; none without an answer. Raises ValueError.
+def measures_of(result: Result) -> dict[str, Measure]:
+    """Returns the figures of a run by their names; none without an answer. Raises ValueError.
 
     Throughput is of all requests, all else of those that somebody waits for.
     """
@@ -210,7 +210,7 @@ def measures_of(result: Result) -> list[Measure]:
         rates = [each.output_tokens / each.latency_s for each in served(calls) if each.latency_s]
         if (median := of_percentile(rates, 50.0)) is not None:  # what one user gets
             found.append(Measure("per stream p50", "tokens/s", median, True))
-    return found
+    return {each.name: each for each in found}
 
 
 def percentiles_of(count: int) -> dict[str, float]:
@@ -313,9 +313,9 @@ def change(
 
 def compared(before: Result, after: Result) -> list[Compared]:
     """Compares the figures that both results have. Raises ValueError."""
-    second = {each.name: each for each in measures_of(after)}
+    second = measures_of(after)
     return [
         Compared(each, other, *change(each.estimate, other.estimate, relative=not each.is_share))
-        for each in measures_of(before)
-        if (other := second.get(each.name)) is not None
+        for name, each in measures_of(before).items()
+        if (other := second.get(name)) is not None
     ]

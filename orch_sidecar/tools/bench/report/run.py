@@ -105,7 +105,7 @@ INTERVALS_TEXT: Final = (
 
 def run_report(result: Result) -> Page:
     """Returns the page of a run. Raises ValueError for a result whose calls are not requests."""
-    measures = measures_of(result)
+    measures = [*measures_of(result).values()]
     page = Page(f"{result.engine.model_name}: {result.measurement_type.value.replace('_', ' ')}")
     verdict(page, result)
     page.section("Figures")

@@ -55,8 +55,8 @@ def sweep_report(sweep: Sweep) -> Page:
     page.text(f"{began(first)} · {len(sweep.results)} runs")
     page.charts(sweep_charts(sweep), "Curves")
     page.section("Points")
-    if measured := _measured(sweep):
-        page.columns(_COLUMNS, measured)
+    measured = [(point, measures_of(point.result)) for point in sweep.points]
+    page.columns(_COLUMNS, measured)
     page.text(fit_text(sweep.fit))
     sound = [point for point in sweep.points if point.result.is_sound]
     if sound:
@@ -99,12 +99,6 @@ def limits(sweep: Sweep) -> Iterator[str]:
             yield f"{text}: {'1 client' if which == '1 clients' else which}"
 
 
-def _measured(sweep: Sweep) -> list[tuple[Point, Measures]]:
-    return [
-        (point, {each.name: each for each in measures_of(point.result)}) for point in sweep.points
-    ]
-
-
 def _reasons(sweep: Sweep) -> Iterator[str]:
     return (
         f"{counted(point.clients, 'client')}: {why}"
@@ -118,7 +112,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 
     Points that are not sound are hollow, and no line goes through them.
     """
-    measured = _measured(sweep)
+    measured = [(point, measures_of(point.result)) for point in sweep.points]
 
     def series(name: str, key: str, color: int = 0, *, by_batch: bool = False) -> list[Series]:
         found = [

@@ -98,7 +98,7 @@ def test_share_and_rate() -> None:
 
 
 def values(found: Result) -> dict[str, float]:
-    return {each.name: each.estimate.value for each in measures_of(found)}
+    return {name: each.estimate.value for name, each in measures_of(found).items()}
 
 
 def test_figures_equal_those_of_the_result() -> None:
@@ -136,7 +136,7 @@ def test_offline_run_has_throughput_alone() -> None:
 
 
 def test_run_without_an_answer_has_no_figures() -> None:
-    assert measures_of(result([refused(0.0)])) == []
+    assert measures_of(result([refused(0.0)])) == {}
 
 
 def test_amounts_are_spread_over_their_time_and_none_is_lost() -> None:
