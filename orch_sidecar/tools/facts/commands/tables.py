@@ -17,7 +17,7 @@ from typing import Any, Final
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, sound_rows
-from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, named_by
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
 from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verified, Verifier, utc
@@ -30,7 +30,7 @@ from orch_sidecar.tools.facts.tables.check import (
     valid_rows,
 )
 from orch_sidecar.tools.facts.tables.files import locked, read, write
-from orch_sidecar.tools.facts.tables.notes import LOADED, SETTING_NAMES, UNKNOWN
+from orch_sidecar.tools.facts.tables.notes import EVIDENCE, LOADED, SETTING_NAMES, UNKNOWN
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label, Row
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 from orch_sidecar.tools.terminal import escaped, print_json
@@ -159,7 +159,8 @@ def _publish(options: argparse.Namespace) -> int:
     rows = sound_rows([path], f"{path} has faults and is not published")
     read_evidence = beside(path)
     evidence: dict[str, bytes] = {}
-    for name in filter(None, (named_by(located.row)[1] for located in rows)):
+    for note in filter(None, (located.row.notes.get(EVIDENCE) for located in rows)):
+        name = note.removeprefix("sha256:")
         content = read_evidence(name)
         if content is None or digest(content) != name:
             lacks = "is not beside it" if content is None else "was changed: its SHA-256 is another"

@@ -202,7 +202,6 @@ _COLUMNS: Final[Columns] = (
     ("divided by", lambda cost: cost.split_by or NONE),
     ("remarks", lambda cost: ", ".join(cost.remarks)),
 )  # fmt: skip
-_TEXTS: Final = 3
 _RULE: Final = (
     "1M in and 1M out divide the hour by the engine's time for each; where that is unknown there "
     "is only a price with the inputs included. Different labels are prices of different things."
@@ -218,7 +217,7 @@ def as_page(found: Costs) -> Page:
     )
     for label, costs in found.costs.items():
         page.section(f"{label}: {_OF_LABELS[label]}")
-        page.columns(_COLUMNS, zip(costs), _TEXTS)
+        page.columns(_COLUMNS, zip(costs), texts=3)
     if found.costs:
         page.text(_RULE)
     if found.unpriced:
