@@ -40,6 +40,7 @@ class Kernel:
 
     A cache is a ring: a step overwrites the oldest token of each sequence. So every sequence
     always attends to the same number of tokens, and a step's work depends on the batch alone.
+    `states`: the output of the last step and input of the next, (sequence, hidden).
     """
 
     def __init__(self, device: Device, bmax: int, seed: int) -> None:
@@ -65,25 +66,20 @@ class Kernel:
             )
             for _ in range(shape.layers)
         ]
-        self._states = normal(bmax, hidden)
-
-    @property
-    def states(self) -> Tensor:
-        """The output of the last step and input of the next: (sequence, hidden)."""
-        return self._states
+        self.states = normal(bmax, hidden)
 
     def step(self, batch: int) -> None:
         """Launches one token for each of the first `batch` sequences, without waiting for it."""
         functional, hidden = self._torch.nn.functional, (self._shape.hidden,)
         with self._torch.inference_mode():
-            states = self._states[:batch]
+            states = self.states[:batch]
             for layer in self._layers:
                 attended = self._attend(layer, functional.rms_norm(states, hidden))
                 states = states + functional.linear(attended, layer.out)
                 both = functional.linear(functional.rms_norm(states, hidden), layer.gate_up)
                 gate, up = both.chunk(2, dim=-1)
                 states = states + functional.linear(functional.silu(gate) * up, layer.down)
-            self._states[:batch] = functional.rms_norm(states, hidden)
+            self.states[:batch] = functional.rms_norm(states, hidden)
         self._oldest = (self._oldest + 1) % self._shape.context
 
     def _attend(self, layer: _Layer, states: Tensor) -> Tensor:
