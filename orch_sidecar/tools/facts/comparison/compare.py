@@ -120,16 +120,14 @@ class Comparison:
     def title(self) -> str:
         """The conditions that all sets share."""
         sets = [each.conditions for each in self.sets]
-        without = condition.varied(sets)
-        return condition.describe(sets[0], without=without) if sets else "Nothing to compare"
+        shared = set(condition.DIFFERENCES) - set(condition.varied(sets))
+        return condition.describe(sets[0], shared) if sets else "Nothing to compare"
 
     @property
     def subjects(self) -> list[str]:
         """What distinguishes each set from the others."""
         sets = [each.conditions for each in self.sets]
-        differing, contrasts = condition.varied(sets), condition.varied(sets, known=True)
-        shared = [name for name in condition.DIFFERENCES if name not in differing]
-        return [condition.describe(each, without=shared, always=contrasts) for each in sets]
+        return [condition.describe(each, condition.varied(sets), always=True) for each in sets]
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,31 +163,20 @@ def _prefix_hits(notes: RowNotes) -> str:
     return f"about {tenth * 10} %" if tenth else "below 5 %"
 
 
-def varied(sets: Sequence[Conditions], *, known: bool = False) -> list[str]:
-    """Returns the conditions in which sets differ; `known`: in values that are known, or that only
-    some of the sets have and a description does not miss otherwise."""
-    found = []
-    for condition in CONDITIONS:
-        ignored = {UNKNOWN} if known and UNKNOWN not in condition.usual else set()
-        if len({each[condition.name] for each in sets} - ignored) > 1:
-            found.append(condition.name)
-    return found
+def varied(sets: Sequence[Conditions]) -> list[str]:
+    """Returns the conditions in which sets differ."""
+    return [name for name in DIFFERENCES if len({each[name] for each in sets}) > 1]
 
 
-def describe(
-    conditions: Conditions, *, without: Collection[str] = (), always: Collection[str] = ()
-) -> str:
-    """Formats conditions in one line, except for those in `without` and usual values.
-
-    `always`: the conditions whose usual values are named, too.
-    """
-    shown = [each for each in CONDITIONS if each.name not in without]
+def describe(conditions: Conditions, named: Collection[str], *, always: bool = False) -> str:
+    """Formats conditions in one line. `named`: which. `always`: also usual values."""
+    shown = [each for each in CONDITIONS if each.name in named]
     settings = [each for each in shown if each.usual and each.name != "traffic"]
     parts = []
     if len(settings) > 1 and all(conditions[each.name] == UNKNOWN for each in settings):
         shown = [each for each in shown if each not in settings]
         parts.append("engine settings unknown")
-    texts = {each.name: _text(each, conditions[each.name], each.name in always) for each in shown}
+    texts = {each.name: _text(each, conditions[each.name], always) for each in shown}
     count = conditions["gpu_count"]
     if "gpu" in texts and texts.pop("gpu_count", "") and count != "0":
         texts["gpu"] = f"{count} x {texts['gpu']}"
