@@ -12,7 +12,7 @@ the column `batch` has rounded: an open loop's largest batch is several times it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from statistics import fmean, median
@@ -130,17 +130,8 @@ class Comparison:
         return [condition.describe(each, condition.varied(sets), always=True) for each in sets]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fact:
-    """A row with what decides where it stands."""
-
-    place: str
-    row: Row
-    remarks: tuple[str, ...]
-
-    @property
-    def batch_mean(self) -> float:
-        return self.row.notes.number(BATCH_MEAN) or self.row.batch
+# What limits the trust in each row, or strengthens it.
+Remarks = dict[Row, tuple[str, ...]]
 
 
 def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Comparison:
@@ -150,8 +141,9 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Compa
     of the rows that `orch bench` and the traces make of one run, one is counted: one with verified
     evidence first.
     """
-    facts, left_out = [], []
+    left_out: list[ExcludedRow] = []
     places: dict[Row, str] = {}
+    remarks: Remarks = {}
     for located in rows:
         first = places.setdefault(located.row, located.place)
         if first != located.place:
@@ -159,56 +151,56 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Compa
         elif not located.row.is_confirmed:
             left_out.append(ExcludedRow(located.place, condition.UNCONFIRMED))
         else:
-            remarks = condition.remarks_of(located.row.notes, located.row in verified)
-            facts.append(_Fact(located.place, located.row, remarks))
-    inputs = condition.bands(each.row.input_tokens for each in facts)
-    outputs = condition.bands(each.row.output_tokens for each in facts)
-    found: dict[tuple[str, ...], list[_Fact]] = {}
-    for fact in facts:
-        conditions = condition.conditions_of(fact.row, inputs, outputs)
-        found.setdefault(tuple(conditions.values()), []).append(fact)
+            is_verified = located.row in verified
+            remarks[located.row] = condition.remarks_of(located.row.notes, is_verified)
+    inputs = condition.bands(row.input_tokens for row in remarks)
+    outputs = condition.bands(row.output_tokens for row in remarks)
+    found: dict[tuple[tuple[str, str], ...], list[Row]] = {}
+    for row in remarks:
+        conditions = condition.conditions_of(row, inputs, outputs)
+        found.setdefault(tuple(conditions.items()), []).append(row)
     sets, letters = [], chain(ascii_uppercase, map(str, count(len(ascii_uppercase) + 1)))
-    for values, members in found.items():
-        once, repeated = _once(members)
-        left_out += repeated
-        shared = dict(zip(condition.DIFFERENCES, values, strict=True))
-        sets.append(ComparableSet(shared, _ways(once, letters)))
+    for shared, members in found.items():
+        repeated = _repeated(members, places, remarks)
+        left_out += repeated.values()
+        once = [row for row in members if row not in repeated]
+        sets.append(ComparableSet(dict(shared), _ways(once, remarks, letters)))
     return Comparison(tuple(sets), tuple(left_out))
 
 
-def _once(facts: Sequence[_Fact]) -> tuple[list[_Fact], list[ExcludedRow]]:
-    """Returns one row of each run and batch: those of a run and of its traces are one figure."""
-    chosen: dict[tuple[object, ...], _Fact] = {}
-    left_out: dict[str, ExcludedRow] = {}
-    for fact in sorted(facts, key=lambda each: "evidence verified" not in each.remarks):
-        row, place = fact.row, fact.place
-        run = run_of(row.source_tag) or place
-        kept = chosen.setdefault((run, row.measurement_type, row.batch), fact)
-        if kept.row.source_tag != row.source_tag:
-            why = f"is of the same run as {kept.place}, which is counted once"
-            left_out[place] = ExcludedRow(place, why)
-    return [each for each in facts if each.place not in left_out], [*left_out.values()]
+def _repeated(
+    rows: Sequence[Row], places: Mapping[Row, str], remarks: Remarks
+) -> dict[Row, ExcludedRow]:
+    """Returns the rows of a run and batch beside one: those of a run and of its traces are one
+    figure."""
+    chosen: dict[tuple[object, ...], Row] = {}
+    found = {}
+    for row in sorted(rows, key=lambda each: "evidence verified" not in remarks[each]):
+        run = run_of(row.source_tag) or places[row]
+        kept = chosen.setdefault((run, row.measurement_type, row.batch), row)
+        if kept.source_tag != row.source_tag:
+            why = f"is of the same run as {places[kept]}, which is counted once"
+            found[row] = ExcludedRow(places[row], why)
+    return found
 
 
-def _ways(facts: Sequence[_Fact], letters: Iterator[str]) -> tuple[Way, ...]:
+def _ways(rows: Sequence[Row], remarks: Remarks, letters: Iterator[str]) -> tuple[Way, ...]:
     """Returns the ways in the order of the labels, related to a single stream if there is one."""
-    found: dict[tuple[Label, condition.Loop, str], list[_Fact]] = {}
-    for fact in facts:
-        label, notes = fact.row.measurement_type, fact.row.notes
+    found: dict[tuple[Label, condition.Loop, str], list[Row]] = {}
+    for row in rows:
+        label, notes = row.measurement_type, row.notes
         loop, scheduling = condition.loop_of(label, notes), condition.scheduling_of(notes)
-        found.setdefault((label, loop, scheduling), []).append(fact)
-    setups = Counter((label, loop) for label, loop, _ in found)
+        found.setdefault((label, loop, scheduling), []).append(row)
+    setups = Counter(way[:2] for way in found)
     order = [*Label, *condition.Loop]
-    ways = [
-        Way(next(letters), _name(way, several=setups[way[:2]] > 1), *way, _points(found[way]))
-        for way in sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1])))
-    ]
+    ways = sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1])))
+    points = [_points(found[way], remarks) for way in ways]
     # It is the first one: labels are in this order.
-    single = _base(ways[0].points) if ways[0].measurement_type is Label.SINGLE_STREAM else None
-    if single is None:
-        return tuple(ways)
-    points = [tuple(replace(at, over_single=at.over(single)) for at in way.points) for way in ways]
-    return tuple(replace(way, points=of) for way, of in zip(ways, points, strict=True))
+    single = _base(points[0]) if ways[0][0] is Label.SINGLE_STREAM else None
+    return tuple(
+        Way(next(letters), _name(way, several=setups[way[:2]] > 1), *way, _related(each, single))
+        for way, each in zip(ways, points, strict=True)
+    )
 
 
 def _name(way: tuple[Label, condition.Loop, str], *, several: bool) -> str:
@@ -218,43 +210,47 @@ def _name(way: tuple[Label, condition.Loop, str], *, several: bool) -> str:
     return ", ".join([*words, scheduling] if several else words)
 
 
-def _points(facts: Sequence[_Fact]) -> tuple[Point, ...]:
-    """Returns the points of a way, related to its smallest batch."""
-    found: dict[tuple[int, tuple[str, ...]], list[_Fact]] = {}
-    for fact in facts:
-        found.setdefault((fact.row.batch, fact.remarks), []).append(fact)
-    points = [_point(found[key]) for key in sorted(found)]
+def _points(rows: Sequence[Row], remarks: Remarks) -> list[Point]:
+    """Returns the points of a way, smallest batch first."""
+    found: dict[tuple[int, tuple[str, ...]], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.batch, remarks[row]), []).append(row)
+    return [_point(*key, found[key]) for key in sorted(found)]
+
+
+def _related(points: Sequence[Point], single: Point | None) -> tuple[Point, ...]:
+    """Returns the points of a way, related to its smallest batch, and to a single stream."""
     base = _base(points)
-    return tuple(point.related(base) if base and point.is_base else point for point in points)
+    found = (each.related(base) if base and each.is_base else each for each in points)
+    return tuple(replace(each, over_single=each.over(single) if single else None) for each in found)
 
 
 def _base(points: Sequence[Point]) -> Point | None:
     return next((point for point in points if point.is_base), None)
 
 
-def _point(facts: Sequence[_Fact]) -> Point:
-    figures = [each.row.throughput_tokens_per_sec for each in facts]
-    mean, middle = fmean(each.batch_mean for each in facts), median(figures)
-    largest = list(_notes(facts, BATCH_MAX))
-    ttft = (list(_notes(facts, time_note("ttft", at))) for at in (50, 95))
+def _point(batch: int, remarks: tuple[str, ...], rows: Sequence[Row]) -> Point:
+    figures = [row.throughput_tokens_per_sec for row in rows]
+    mean = fmean(row.notes.number(BATCH_MEAN) or row.batch for row in rows)
+    middle, largest = median(figures), _noted(rows, BATCH_MAX)
+    ttft = (_noted(rows, time_note("ttft", at)) for at in (50, 95))
     p50, p95 = (median(times) if times else None for times in ttft)
     return Point(
-        batch=facts[0].row.batch,
+        batch=batch,
         batch_mean=mean,
         batch_max=int(max(largest)) if largest else None,
-        rows=len(facts),
+        rows=len(rows),
         tokens_per_s=FigureRange(middle, min(figures), max(figures)),
         tokens_per_s_per_sequence=middle / mean,
         ttft_p50_ms=p50,
         ttft_p95_ms=p95,
-        remarks=facts[0].remarks,
+        remarks=remarks,
     )
 
 
-def _notes(facts: Sequence[_Fact], name: str) -> Iterator[float]:
-    """Yields the values of a note, of the rows that have it."""
-    values = (each.row.notes.number(name) for each in facts)
-    return (value for value in values if value is not None)
+def _noted(rows: Sequence[Row], name: str) -> list[float]:
+    """Returns the values of a note, of the rows that have it."""
+    return [value for row in rows if (value := row.notes.number(name)) is not None]
 
 
 _LINES: Final = {Label.SINGLE_STREAM: "-", Label.BATCHED_ONLINE: "--", Label.OFFLINE: "-."}
