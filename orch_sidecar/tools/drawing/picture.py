@@ -115,13 +115,8 @@ def drawn(suffix: str, title: str, charts: Sequence[Chart]) -> bytes:
         figure.suptitle(words, y=1 + _ABOVE / size[1], va="bottom", fontsize=_POINTS + 2)
         for chart, axes in zip(charts, places, strict=False):
             _draw(axes, chart)
-            over: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
-            about = axes.annotate(
-                _wrapped(chart.about, _LINE_CHARACTERS), (0.5, 1), (0, 4),
-                xycoords="axes fraction", fontsize=_POINTS - 2, color=_SOFT, **over,
-            )  # fmt: skip
-            name = _wrapped(chart.title, _LINE_CHARACTERS)
-            axes.annotate(name, (0.5, 1), (0, 3), xycoords=about, fontsize=_POINTS + 1, **over)
+            names = (_wrapped(each, _LINE_CHARACTERS) for each in (chart.title, chart.about))
+            axes.set_title("\n".join(names), fontsize=_POINTS)
         for axes in places:
             axes.remove()
         return _saved(figure, suffix.lower().removeprefix("."), pad_inches=0.15)
