@@ -74,25 +74,19 @@ _STYLE: Final[dict[str, Any]] = {
 }
 
 
-class PlotUnavailable(ValueError):
-    """matplotlib is missing; the message names what to install."""
-
-
 def require(path: Path | None = None) -> None:
-    """Raises ValueError for a suffix that is not in FORMATS, PlotUnavailable without matplotlib."""
+    """Raises ValueError for a suffix that is not in FORMATS, and without matplotlib."""
     if path is not None and path.suffix.lower() not in FORMATS:
         raise ValueError(f"{path}: the suffix of a plot must be {' or '.join(FORMATS)}")
     try:
         import matplotlib.figure  # noqa: F401 (is it installed?)
     except ImportError as error:
-        raise PlotUnavailable(
-            f"pictures need matplotlib: pip install matplotlib ({error})"
-        ) from error
+        raise ValueError(f"pictures need matplotlib: pip install matplotlib ({error})") from error
 
 
 def drawn(suffix: str, title: str, charts: Sequence[Chart]) -> bytes:
     """Draws charts beside and below each other, as PNG or SVG by the suffix, which `require` has
-    accepted. Raises ValueError without a chart, PlotUnavailable."""
+    accepted. Raises ValueError without a chart or matplotlib."""
     if not charts:
         raise ValueError("a plot needs at least one chart, and there is nothing to draw")
     require()
@@ -126,7 +120,7 @@ def element_of(chart: Chart, number: int) -> Element:
     """Returns the SVG of a chart for a page, with its title and words for who cannot see it.
 
     `number`: of the pictures of the page, which makes its ids its own. Its texts are texts. Raises
-    PlotUnavailable.
+    ValueError.
     """
     require()
     from matplotlib import rc_context

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.arguments import Unavailable, positive, share
-from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
+from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.facts.commands.tables import beside, read_trusted, verified_rows
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, sound_rows
 from orch_sidecar.tools.facts.comparison import cost
@@ -68,10 +68,7 @@ def add_commands(commands: Commands) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     if options.plot is not None or options.report is not None:
-        try:
-            require(options.plot)
-        except (ValueError, PlotUnavailable) as error:
-            options.usage.error(f"--plot, --report: {error}")
+        require(options.plot)
     rows = sound_rows(options.files, "files with faults are not compared: fix them")
     trusted = read_trusted(options.trusted)
     found = compare(rows, verified_rows(rows, beside(*options.files), trusted))
