@@ -17,14 +17,7 @@ import uvloop
 from orch_sidecar.tools.arguments import TextParser, add_plot, counts, non_negative, run_command
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.load.driver import cancelled_by_signals
-from orch_sidecar.tools.bench.plan import (
-    InvalidOptions,
-    add_arrivals,
-    add_common,
-    add_length,
-    plan_of,
-    scenario_of,
-)
+from orch_sidecar.tools.bench.plan import add_arrivals, add_common, add_length, plan_of, scenario_of
 from orch_sidecar.tools.bench.report.run import run_report
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
 from orch_sidecar.tools.bench.reports import (
@@ -135,7 +128,7 @@ async def measured(options: argparse.Namespace) -> Result | Sweep:
     scenario = scenario_of(options)
     if options.loadgen:
         if options.find_rate:
-            raise InvalidOptions("--find-rate: --loadgen sends one rate, give --rate alone")
+            raise ValueError("--find-rate: --loadgen sends one rate, give --rate alone")
         scenario = replace(scenario, loadgen=loadgen.check(scenario))
     plan = await plan_of(options, scenario)
     if options.concurrencies is not None:

@@ -57,10 +57,6 @@ _RESERVED_FIELDS: Final = {
 }
 
 
-class InvalidOptions(ValueError):
-    """An option that breaks a rule; the message gives the option, its value and the rule."""
-
-
 def burstiness(text: str) -> float:
     """Returns a number above 0, or infinity for `inf`."""
     return math.inf if text == "inf" else positive(text)
@@ -189,7 +185,8 @@ def scenario_of(options: argparse.Namespace) -> Scenario:
     """Returns the scenario that the options define. A command without the options of
     `add_arrivals` has its arrivals among them.
 
-    Raises InvalidOptions, and OSError and UnreadableFile for a file that is no trace.
+    Raises ValueError for an option that breaks a rule, with the option, its value and the rule, and
+    OSError and UnreadableFile for a file that is no trace.
     """
     found: dict[str, Any] = given(options, _STATED) | {"slo_ms": slo_of(options)}
     return Scenario(**found if "arrivals" in found else found | _arrivals(options))
@@ -199,9 +196,9 @@ def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
     """Returns what of a scenario follows from how its requests arrive."""
     for name, needed in _NEEDED.items():
         if getattr(options, name) and getattr(options, needed) is None:
-            raise InvalidOptions(f"--{name.replace('_', '-')}: it needs --{needed} beside it")
+            raise ValueError(f"--{name.replace('_', '-')}: it needs --{needed} beside it")
     if options.find_rate and not slo_of(options):
-        raise InvalidOptions(
+        raise ValueError(
             "--find-rate needs an SLO: give --slo-ttft-ms, --slo-tpot-ms or --slo-latency-ms"
         )
     if options.trace is not None:

@@ -15,7 +15,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from orch_sidecar.tools.arguments import file_of
 from orch_sidecar.tools.bench.decode.result import DecodeResult
-from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.report.run import compare_report, run_report
 from orch_sidecar.tools.bench.report.sweep import sweep_report
@@ -26,7 +25,6 @@ from orch_sidecar.tools.drawing.picture import require
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.terminal import print_error
 
 _PAGE: Final = ".html"
@@ -42,7 +40,7 @@ def add_report(
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Raises InvalidOptions, or what `picture.require` raises, where no result could be written."""
+    """Raises ValueError, and OSError, where no result could be written."""
     output, report = options.output or Path("orch-bench.json"), options.report
     plot = getattr(options, "plot", None)
     page = output.with_suffix(_PAGE) if report is True else report
@@ -56,16 +54,13 @@ def check_files(options: argparse.Namespace) -> None:
             files.check_writable(path)
         except OSError as error:
             why = error.strerror or error
-            raise InvalidOptions(f"{option}: it cannot be written: {why}") from None
+            raise ValueError(f"{option}: it cannot be written: {why}") from None
         if (other := taken.setdefault(path.resolve(), option)) != option:
-            raise InvalidOptions(f"{option}: it must not be the file of {other}")
+            raise ValueError(f"{option}: it must not be the file of {other}")
     if plot is not None or report is not None:
         require(plot)
     if options.facts is not None:
-        try:
-            files.check_appendable(options.facts)
-        except UnreadableFile as error:
-            raise InvalidOptions(f"--facts {error}") from None
+        files.check_appendable(options.facts)
 
 
 _RULE: Final = "it must be a result that `orch bench` of this release has written"

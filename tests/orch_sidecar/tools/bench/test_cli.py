@@ -52,7 +52,7 @@ def test_table_that_cannot_be_appended_to_is_rejected_before_the_run(
     table = tmp_path / "table.csv"
     table.write_text(content, encoding="utf-8")
     assert code_of(*ONLINE, "--facts", str(table)) == 2
-    assert f"--facts {table}{error}" in capsys.readouterr().err
+    assert f"{table}{error}" in capsys.readouterr().err
 
 
 def test_one_file_for_two_things_is_rejected(

@@ -10,7 +10,7 @@ from orch_sidecar.tools.bench import plan as options
 from orch_sidecar.tools.bench.cli import parser
 from orch_sidecar.tools.bench.load.endpoint import api_key
 from orch_sidecar.tools.bench.load.scenario import Scenario, schedule
-from orch_sidecar.tools.bench.plan import InvalidOptions, scenario_of
+from orch_sidecar.tools.bench.plan import scenario_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -87,7 +87,7 @@ def test_trace_determines_the_schedule_and_the_length_of_a_run() -> None:
     ],
 )
 def test_contradictory_options_are_rejected(words: tuple[str, ...], rule: str) -> None:
-    with pytest.raises(InvalidOptions, match=rule):
+    with pytest.raises(ValueError, match=rule):
         scenario(Label.BATCHED_ONLINE, *words)
 
 
