@@ -94,7 +94,7 @@ def _fast_decoder() -> msgspec.json.Decoder[dict[Any, Any]]:
 
 def parse_json(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
     """Returns the object in a body. `outlined`: the body is an outline. Raises InvalidBody."""
-    if max_depth >= _FAST_LEVELS and (found := _parsed_fast(body)) is not None:
+    if (found := parsed_fast(body, max_depth)) is not None:
         return found
     may_be_deeper = _opens_more_than(max_depth, body)
     try:
@@ -127,8 +127,10 @@ def parse_json(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[s
     return document
 
 
-def _parsed_fast(body: bytes) -> dict[str, Any] | None:
-    """Returns the object in a body without duplicate keys, else None."""
+def parsed_fast(body: bytes, max_depth: int) -> dict[str, Any] | None:
+    """Returns the object in a body of few levels and without duplicate keys, else None."""
+    if max_depth < _FAST_LEVELS:
+        return None
     try:
         named = _fast_decoder().decode(body)
     # Not JSON, or JSON that is deeper, or that the strict parser may accept.

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.api import coalescing_key, generation
-from orch_sidecar.api.body import Document, InvalidBody, parse_form, parse_json
+from orch_sidecar.api.body import Document, InvalidBody, parse_form, parse_json, parsed_fast
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import ANTHROPIC, COHERE, OPENAI, RESPONSES, ErrorFormat, Refusal
 from vllm_plugin.contracts.lease_protocol import WORKLOADS_BY_PATH, workloads_of
@@ -111,6 +111,20 @@ class Endpoint:
         if coalesce and request.cost == 1 and self.coalescing_key is not None:
             request.coalescing_key = self.coalescing_key(document)
         return request
+
+    def read_large(
+        self, max_depth: int, ctx_max: int | None, body: bytes, outlined: bool
+    ) -> GenerationRequest | Refusal | None:
+        """Does the same for a body of WHOLE_BYTES, or for an outline. None: it has to be outlined,
+        for only the strict parser could read it, in more time than there is."""
+        if outlined:
+            return self.read(body, max_depth, ctx_max, outlined=True)
+        assert self.generation is not None
+        document = parsed_fast(body, max_depth)
+        try:
+            return None if document is None else self.generation(document, ctx_max)
+        except InvalidBody as invalid:
+            return invalid.refusal
 
     def read_form(
         self, body: bytes, content_type: str, ctx_max: int | None

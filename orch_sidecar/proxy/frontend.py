@@ -264,8 +264,9 @@ class Frontend:
             content_type = request.http.headers.get(CONTENT_TYPE, "")
             wanted = endpoint.read_form(request.body, content_type, self._pools.longest.ctx_max)
         elif len(request.body) > LARGE_BYTES:
-            read_outline = partial(self._read_outline, endpoint)
-            wanted = await self._bodies.read_outlined(request.body, read_outline, outline)
+            ctx_max = self._pools.longest.ctx_max
+            read = partial(endpoint.read_large, self._max_json_depth, ctx_max)
+            wanted = await self._bodies.read_large(request.body, read, outline)
             outline = None  # for a body of numbers it is as large as the body
         stage = self._stage_of(request, request.cancelled or wanted)
         return stage if isinstance(stage, NotSent) else await stage.handle(request)
@@ -375,10 +376,6 @@ class Frontend:
             spent = record if record.shared or request.attempt.response is not None else None
             self._authorizer.settle(key, request.reserved, spent, len(request.body))
         self._authorizer.leave(key, request.key_sequences, time.monotonic())
-
-    def _read_outline(self, endpoint: Endpoint, outline: bytes) -> GenerationRequest | Refusal:
-        depth, ctx_max = self._max_json_depth, self._pools.longest.ctx_max
-        return endpoint.read(outline, depth, ctx_max, outlined=True)
 
     def _check_headers(self, request: Request) -> Refusal | None:
         """Takes the lease of a parent sidecar; leases of other clients are ignored. Returns why the

@@ -163,7 +163,9 @@ class Route:
             if len(request.body) <= LARGE_BYTES:
                 model = model_of(request.body)
             else:
-                found = await self._bodies.read_outlined(request.body, model_of)
+                found = await self._bodies.read_large(
+                    request.body, lambda body, outlined: model_of(body)
+                )
                 model = found if isinstance(found, str) else ""
         request.may_be_elsewhere = request.endpoint.stored and self._pools.one is None
         tried: list[str] = []

@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import web
 
 from orch_sidecar.api.body import InvalidBody
-from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
+from orch_sidecar.api.body_outline import SLICE_BYTES, WHOLE_BYTES, Outline
 from orch_sidecar.api.headers import CONTENT_ENCODING, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING
 from orch_sidecar.api.refusal import Reason, Refusal, well_formed
 from orch_sidecar.config.settings import SidecarSettings
@@ -110,36 +110,53 @@ class BodyReader:
         self.reserved_bytes -= holder.reserved_bytes
         holder.reserved_bytes = 0
 
-    async def read_outlined(
-        self, body: bytes, read: Callable[[bytes], T], outline: Outline | None = None
+    async def read_large(
+        self,
+        body: bytes,
+        read: Callable[[bytes, bool], T | None],
+        outline: Outline | None = None,
     ) -> T | Refusal:
-        """Returns what `read` makes of the outline of a body. `outline`: of its beginning."""
+        """Returns what `read` makes of a large body, or of its outline (True). `outline`: of its
+        beginning.
+
+        It gets a body of WHOLE_BYTES that has more than one long text: that takes less time than to
+        outline it. If it returns None, it gets the outline.
+        """
         outline = Outline() if outline is None else outline
         try:
-            await self._outline(body, outline)
+            begun = self._begin(body, outline)
+            if not begun and len(body) <= WHOLE_BYTES:
+                async with self._outline_lock:
+                    await asyncio.sleep(0)
+                    if (found := read(body, False)) is not None:
+                        return found
+            if not begun:
+                await self._outline(body, outline)
         except InvalidBody as unreadable:
             return unreadable.refusal
         outlined = outline.result()
         if len(outlined) <= SLICE_BYTES:
-            return read(outlined)
+            return _read_outline(outlined, read)
         async with self._outline_lock:
             await asyncio.sleep(0)
-            return read(outlined)
+            return _read_outline(outlined, read)
 
-    async def _outline(self, part: bytes, outline: Outline, begin: int = 0) -> None:
-        """Has the outline read the rest of a part that begins at `begin`. Raises InvalidBody.
-
-        What takes as long as the body of another request is done at once. The rest of one body at a
-        time: several together would delay the event loop.
-        """
+    def _begin(self, part: bytes, outline: Outline, begin: int = 0) -> bool:
+        """Has the outline read a few slices of a part that begins at `begin`: together they take as
+        long as the body of another request. Returns whether nothing is left. Raises InvalidBody."""
         at = outline.read_bytes - begin
         for _ in range(_FEW_SLICES):
             if at < len(part):
                 at = outline.feed(part, at)
-        if at == len(part):
-            return
+        return at == len(part)
+
+    async def _outline(self, part: bytes, outline: Outline, begin: int = 0) -> None:
+        """Has the outline read the rest of a part that begins at `begin`. Raises InvalidBody.
+
+        One body at a time: several together would delay the event loop.
+        """
         async with self._outline_lock:
-            while at < len(part):
+            while (at := outline.read_bytes - begin) < len(part):
                 now = time.perf_counter()
                 if self._turn_ends_at is None:
                     self._turn_ends_at = now + _TURN_AFTER_S
@@ -147,7 +164,7 @@ class BodyReader:
                 elif now >= self._turn_ends_at:
                     await asyncio.sleep(0)
                     continue
-                at = outline.feed(part, at)
+                outline.feed(part, at)
 
     def _end_turn(self) -> None:
         self._turn_ends_at = None
@@ -169,10 +186,12 @@ class BodyReader:
             beyond = size - holder.reserved_bytes
             if beyond > 0 and (refusal := self.reserve(holder, beyond)) is not None:
                 return refusal
-            if outline is not None and size > LARGE_BYTES:
+            if outline is not None and size > WHOLE_BYTES:
                 # The first part may be shorter than the four bytes that show the encoding.
                 begun = outline.read_bytes
-                await self._outline(parts[-1] if begun else b"".join(parts), outline, begun)
+                arrived = parts[-1] if begun else b"".join(parts)
+                if not self._begin(arrived, outline, begun):
+                    await self._outline(arrived, outline, begun)
         return b"".join(parts)
 
     def reserve(self, holder: Holder, size: int) -> Refusal | None:
@@ -191,6 +210,12 @@ class BodyReader:
     def _too_large(self, size: str) -> Refusal:
         limit = self._max_bytes
         return Refusal(Reason.BODY_TOO_LARGE, f"the body is {size}, the limit is {limit} bytes")
+
+
+def _read_outline(outlined: bytes, read: Callable[[bytes, bool], T | None]) -> T:
+    found = read(outlined, True)
+    assert found is not None, "an outline can be read"
+    return found
 
 
 def send_continue(http: ClientRequest | web.BaseRequest) -> None:

@@ -40,7 +40,7 @@ def outcome(body: bytes) -> str:
 
 
 def strict(body: bytes) -> str:
-    with patch.object(bodies, "_parsed_fast", lambda body: None):
+    with patch.object(bodies, "parsed_fast", lambda body, max_depth: None):
         return outcome(body)
 
 
@@ -86,13 +86,13 @@ def test_any_body_is_read_as_by_the_strict_parser(
     ],
 )
 def test_bodies_that_are_no_plain_objects_are_left_to_the_strict_parser(body: bytes) -> None:
-    assert bodies._parsed_fast(body) is None or body.count(b"[") == DEPTH
+    assert bodies.parsed_fast(body, DEPTH) is None or body.count(b"[") == DEPTH
     assert outcome(body) == strict(body)
 
 
 def test_below_the_top_level_the_last_of_duplicates_counts() -> None:
     body = b'{"a":{"b":1,"b":2}}'
-    assert bodies._parsed_fast(body) == {"a": {"b": 2}}
+    assert bodies.parsed_fast(body, DEPTH) == {"a": {"b": 2}}
     assert outcome(body) == strict(body)
 
 
@@ -105,8 +105,8 @@ def test_below_the_top_level_the_last_of_duplicates_counts() -> None:
 )
 def test_bodies_of_the_usual_clients_take_the_fast_parser(document: dict[str, Any]) -> None:
     body = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
-    assert bodies._parsed_fast(body) == document
-    assert bodies._parsed_fast(json.dumps(document, ensure_ascii=False).encode()) == document
+    assert bodies.parsed_fast(body, DEPTH) == document
+    assert bodies.parsed_fast(json.dumps(document, ensure_ascii=False).encode(), DEPTH) == document
 
 
 def test_integer_of_thousands_of_digits_is_refused_without_a_word_about_python() -> None:

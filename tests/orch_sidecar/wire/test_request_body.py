@@ -10,7 +10,7 @@ import pytest
 from aiohttp import StreamReader
 from aiohttp.base_protocol import BaseProtocol
 
-from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
+from orch_sidecar.api.body_outline import SLICE_BYTES, WHOLE_BYTES, Outline
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.request_body import BodyReader
@@ -29,7 +29,7 @@ async def test_event_loop_runs_between_slices(
         "orch_sidecar.wire.request_body.time.perf_counter", lambda: next(clock) * slice_ms / 1000
     )
     reader = BodyReader(SidecarSettings())
-    outlining = asyncio.create_task(reader.read_outlined(NUMBERS, len))
+    outlining = asyncio.create_task(reader.read_large(NUMBERS, read))
     turns = 0
     while not outlining.done():
         await asyncio.sleep(0)
@@ -51,6 +51,11 @@ class Arriving:
         self.reserved_bytes = 0
 
 
+def read(body: bytes, outlined: bool) -> bytes | None:
+    """The outline of a body that is not read as it is."""
+    return body if outlined else None
+
+
 async def settled() -> None:
     for _ in range(8):
         await asyncio.sleep(0)
@@ -59,21 +64,29 @@ async def settled() -> None:
 async def test_large_body_is_outlined_while_the_rest_of_it_has_not_arrived() -> None:
     reader, arriving, outline = BodyReader(SidecarSettings()), Arriving(), Outline()
     reading = asyncio.create_task(reader.read_rest(arriving, outline))
-    body, seen = BODY[: 8 * SLICE_BYTES] + b'"}', []
-    for at in range(0, len(body), 2 * SLICE_BYTES):
-        arriving.content.feed_data(body[at : at + 2 * SLICE_BYTES])
+    body, seen = BODY[: 2 * WHOLE_BYTES] + b'"}', []
+    for at in range(0, len(body), WHOLE_BYTES // 2):
+        arriving.content.feed_data(body[at : at + WHOLE_BYTES // 2])
         await settled()
-        seen.append(outline.read_bytes // SLICE_BYTES)
+        seen.append(outline.read_bytes / WHOLE_BYTES)
     # A body that ends within what is parsed directly needs no outline.
-    assert seen == [0, 0, 6, 8, 8]
+    assert seen == [0, 0, 1.5, 2, len(body) / WHOLE_BYTES]
     arriving.content.feed_eof()
     assert await reading == body
-    assert await reader.read_outlined(body, bytes, outline) == (
+    assert await reader.read_large(body, read, outline) == (
         b'{"prompt": "string 2, of %d bytes"}' % (len(body) - 14)
     )
 
 
-@pytest.mark.parametrize("first", [1, 3, LARGE_BYTES])
+async def test_body_with_many_texts_is_read_as_it_is_if_that_takes_little_time() -> None:
+    reader, texts = BodyReader(SidecarSettings()), b'{"prompt": [%b""]}' % (b'"text",' * 40_000)
+    assert await reader.read_large(texts, lambda body, outlined: body) == texts
+    assert await reader.read_large(texts, read) == texts.replace(b"text", b"")
+    longer = texts + b" " * WHOLE_BYTES
+    assert await reader.read_large(longer, lambda body, outlined: outlined)
+
+
+@pytest.mark.parametrize("first", [1, 3, WHOLE_BYTES])
 @pytest.mark.parametrize(("encoding", "why"), [("utf-8", "digits"), ("utf-16-le", "UTF-8")])
 async def test_large_body_that_cannot_be_read_is_refused_before_all_of_it_has_arrived(
     first: int, encoding: str, why: str
@@ -81,7 +94,7 @@ async def test_large_body_that_cannot_be_read_is_refused_before_all_of_it_has_ar
     """An engine reads another encoding as that, and would see other fields."""
     reader, arriving = BodyReader(SidecarSettings()), Arriving()
     reading = asyncio.create_task(reader.read_rest(arriving, Outline()))
-    body = ('{"a": ' + "9" * (LARGE_BYTES + 1)).encode(encoding)
+    body = ('{"a": ' + "9" * (WHOLE_BYTES + 1)).encode(encoding)
     for part in (body[:first], body[first:]):
         arriving.content.feed_data(part)
         await settled()
@@ -96,7 +109,7 @@ async def test_bodies_share_the_time_of_a_turn(monkeypatch: pytest.MonkeyPatch) 
         "orch_sidecar.wire.request_body.time.perf_counter", lambda: next(clock) / 1000
     )
     reader, outlines = BodyReader(SidecarSettings()), [Outline(), Outline()]
-    tasks = [asyncio.create_task(reader.read_outlined(NUMBERS, len, each)) for each in outlines]
+    tasks = [asyncio.create_task(reader.read_large(NUMBERS, read, each)) for each in outlines]
     await asyncio.sleep(0)  # the first slice of each does not wait
     for _ in range(16):
         before = sum(each.read_bytes for each in outlines)
