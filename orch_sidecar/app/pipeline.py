@@ -40,7 +40,7 @@ from orch_sidecar.splitting.stage import Split
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
 from orch_sidecar.wire.client_request import ClientRequest
 from orch_sidecar.wire.request_body import BodyReader
-from orch_sidecar.wire.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.client_connections import StallWatchdog
 
 
 class Pipeline(NamedTuple):

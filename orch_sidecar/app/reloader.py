@@ -20,7 +20,7 @@ from orch_sidecar.config.file_reader import FileReader
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.frontend import Frontend
-from orch_sidecar.wire.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.client_connections import StallWatchdog
 
 logger = logging.getLogger("orch.sidecar")
 

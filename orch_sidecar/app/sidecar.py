@@ -48,10 +48,10 @@ from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import (
     KEEP_ALIVE_S,
     ClientConnections,
+    StallWatchdog,
     connection_limit,
     raise_descriptor_limit,
 )
-from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 if TYPE_CHECKING:
     from orch_sidecar.batches.service import Batches

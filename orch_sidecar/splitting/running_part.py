@@ -15,9 +15,8 @@ from orch_sidecar.proxy.request import Attempt, Request
 from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.splitting.division import Part
-from orch_sidecar.wire.client_connections import SilenceLimit
+from orch_sidecar.wire.client_connections import SilenceLimit, StallWatchdog
 from orch_sidecar.wire.http1 import Head
-from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 
 class WholeRequest(Protocol):

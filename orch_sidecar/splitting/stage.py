@@ -39,8 +39,8 @@ from orch_sidecar.splitting.division import (
     merge,
 )
 from orch_sidecar.splitting.running_part import RunningPart
+from orch_sidecar.wire.client_connections import StallWatchdog
 from orch_sidecar.wire.request_body import BodyReader
-from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 # Of one API key, or of all clients without one: parts take no places in the queues, so that these
 # do not bound them.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.wire.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.client_connections import StallWatchdog
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
     DONE,
