@@ -7,7 +7,7 @@
     Admit         slots: ask, wait, queue again;             finally: the lease
     Forward       engine connection, response to the sink;   finally: the connection
 
-A stage returns `Sent`, or `NotSent` with what may be tried next (`proxy/result.py`).
+A stage returns `Sent`, or `NotSent` with what may be tried next (`proxy/request.py`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.route import Route, WaitingRoom
 from orch_sidecar.splitting.stage import Split
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
+from orch_sidecar.wire.client_connections import StallWatchdog
 from orch_sidecar.wire.client_request import ClientRequest
 from orch_sidecar.wire.request_body import BodyReader
-from orch_sidecar.wire.client_connections import StallWatchdog
 
 
 class Pipeline(NamedTuple):

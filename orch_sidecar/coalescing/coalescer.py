@@ -26,8 +26,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.queue_events import Watchers
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
 from orch_sidecar.proxy.route import Route, no_pool
 
 logger = logging.getLogger("orch.sidecar")

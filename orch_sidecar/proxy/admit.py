@@ -17,8 +17,7 @@ from orch_sidecar.pools.routing import PlacementReason
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.queue_events import Watchers
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
 from orch_sidecar.wire.backpressure import LONGEST_PAUSE_MS
 
 # Immediate refusals of a pool that is busier than expected: another may be less so.

@@ -3,7 +3,8 @@
 The head goes out with the first bytes of the body; then each part as it comes: with the engine's
 framing, or, where the body comes without one, in chunks of its own. A failure after that becomes
 the last event of a stream if an event has just ended; otherwise the connection is reset: never a
-clean end of file.
+clean end of file. A client that gets no response of an engine gets one that tells why
+(`response_to`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ import asyncio
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
+from aiohttp import web
+
+from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.headers import (
+    ALLOW,
     CONNECTION,
     CONTENT_LENGTH,
     SERVER_TIMING,
     X_CORRELATION_ID,
+    X_MEASUREMENT_TYPE,
     X_ORCH_PREDICTED_START_MS,
     X_ORCH_QUEUE_POSITION,
     X_ORCH_REQUEST_ID,
@@ -28,7 +35,7 @@ from orch_sidecar.api.headers import (
     field_line,
     raw,
 )
-from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import Sink
@@ -49,6 +56,12 @@ _TIMING: Final = raw(SERVER_TIMING) + b": "
 _REQUEST_ID, _CORRELATION_ID, _OWN_ID = (
     name.lower() for name in (X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID)
 )
+# The rest of the request may still be on its way, or the client should connect elsewhere.
+_CLOSING: Final = frozenset(
+    {Reason.DRAINING, Reason.BODY_TOO_LARGE, Reason.BODY_BUDGET_FULL, Reason.BODY_TIMEOUT}
+)
+# Such a client may still be sending a body, which is not going to be read.
+_UNREAD: Final = frozenset({Reason.UNAUTHORIZED, Reason.FORBIDDEN})
 
 
 class Source(Protocol):
@@ -285,3 +298,42 @@ def _reframed(head: Head, chunked: bool) -> Head:
     of each response."""
     fields = tuple(field for field in head.fields if field[0] != _CONTENT_LENGTH)
     return replace(head, fields=fields, chunked=chunked, length=None if chunked else 0)
+
+
+def response_to(
+    http: ClientRequest,
+    record: RequestRecord,
+    refusal: Refusal,
+    endpoint: Endpoint | None,
+    common_headers: Mapping[str, str],
+) -> web.Response:
+    """Returns the response to a request that is refused.
+
+    `endpoint`: None if the path is unknown. `common_headers`: of every response of ours.
+    """
+    headers: dict[str, str] = {
+        **common_headers,
+        X_REQUEST_ID: record.request_id,
+        X_CORRELATION_ID: record.correlation_id,
+        X_ORCH_REQUEST_ID: record.id,
+        SERVER_TIMING: record.server_timing().decode(),
+        **dict(record.rate_limits),
+        **refusal.headers(),
+    }
+    if record.labels is not None:
+        headers[X_MEASUREMENT_TYPE] = str(record.labels["measurement_type"])
+    if refusal.queue_position is not None:
+        headers[X_ORCH_QUEUE_POSITION] = str(refusal.queue_position)
+    if refusal.predicted_start_ms is not None:
+        headers[X_ORCH_PREDICTED_START_MS] = str(refusal.predicted_start_ms)
+    response = web.Response(
+        status=refusal.status,
+        body=record.endpoint.error_format.body(refusal),
+        content_type="application/json",
+        headers=headers,
+    )
+    if refusal.reason is Reason.METHOD_NOT_ALLOWED and endpoint is not None:
+        response.headers[ALLOW] = "GET, HEAD" if endpoint.method == "GET" else endpoint.method
+    if refusal.reason in _CLOSING or (refusal.reason in _UNREAD and not http.complete):
+        response.force_close()
+    return response

@@ -17,8 +17,7 @@ from orch_sidecar.observability.record import OK
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, HeadWriter
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import SENT_WELL, NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.request import SENT_WELL, NotSent, Request, Result, Retry, Sent
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.forwarding import request_head
 from vllm_plugin.contracts.lease_protocol import ADAPTER_HEADER, NO_ADAPTER, encoded_adapter

@@ -42,10 +42,9 @@ from orch_sidecar.observability.record import (
 from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.proxy.client_writer import response_to
 from orch_sidecar.proxy.in_flight import InFlight, RequestName
-from orch_sidecar.proxy.rejection import response_to
-from orch_sidecar.proxy.request import Attempt, Request
-from orch_sidecar.proxy.result import NotSent, Result, Sent
+from orch_sidecar.proxy.request import Attempt, NotSent, Request, Result, Sent
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
 from orch_sidecar.wire.client_request import ClientRequest

@@ -1,9 +1,11 @@
-"""Keeps what the stages know of a request, and of the attempts to answer it."""
+"""Keeps what the stages know of a request, and of the attempts to answer it; and says what a stage
+returns to the stage before it."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, Protocol
 
 from orch_sidecar.admission.gate import Ticket
@@ -159,3 +161,36 @@ class Request:
         if start_ms is not None and record.queued is not None:
             start_ms = max(0, start_ms - (time.monotonic_ns() - record.queued) // 10**6)
         return record.queue_position, start_ms
+
+
+class Retry(Enum):
+    """Where a request may be tried again while its client has seen nothing yet."""
+
+    NO = "no"
+    OTHER_POOL = "other pool"
+    ANY_POOL = "any pool"  # this one included: it did not reject the request itself
+    REQUEUE = "requeue"  # the same pool: the upstream rejected the request for now
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The client has its response, at least in part."""
+
+    keep_alive: bool
+    outcome: Outcome | Reason
+
+
+SENT_WELL: Final = Sent(True, OK)  # as nearly all are
+
+
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """The client has nothing yet. `reached_engine`: an engine received the request and was lost."""
+
+    refusal: Refusal
+    retry: Retry = Retry.NO
+    reached_engine: bool = False
+
+
+# What a stage of the request's path returns.
+Result = Sent | NotSent

@@ -17,8 +17,7 @@ from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
-from orch_sidecar.proxy.request import Attempt, Request
-from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.request import Attempt, NotSent, Request, Result, Retry, Sent
 from orch_sidecar.wire.request_body import BodyReader, model_of
 
 

@@ -11,8 +11,7 @@ from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import OK, Outcome
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
-from orch_sidecar.proxy.request import Attempt, Request
-from orch_sidecar.proxy.result import NotSent, Result
+from orch_sidecar.proxy.request import Attempt, NotSent, Request, Result
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.splitting.division import Part
 from orch_sidecar.wire.client_connections import SilenceLimit, StallWatchdog

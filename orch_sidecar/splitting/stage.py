@@ -26,8 +26,7 @@ from orch_sidecar.observability.record import OK, Outcome
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.client_writer import ClientWriter
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Sent
+from orch_sidecar.proxy.request import NotSent, Request, Result, Sent
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.splitting.division import (
     DONE,

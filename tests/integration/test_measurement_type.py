@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from orch_sidecar.api.endpoints import ENDPOINTS, LIVE, STREAM, ResourcePath
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy.frontend import Frontend
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent
+from orch_sidecar.proxy.request import NotSent, Request
 from orch_sidecar.wire.forwarding import HeaderNames
 from tests.integration import answers as scripted
 from tests.integration.client import CHAT, Client, Response, body_of

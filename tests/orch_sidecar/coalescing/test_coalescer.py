@@ -16,8 +16,7 @@ from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.coalescer import Coalesce
 from orch_sidecar.coalescing.shared_generation import SharedGeneration
 from orch_sidecar.observability.record import Outcome
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
 from tests.orch_sidecar.broadcasting import STREAM, Engine
 from tests.orch_sidecar.proxy.stages import Client, NextStage, request_of
 from tests.patience import HANG_S

@@ -12,8 +12,7 @@ from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.tracing import Tracing
-from orch_sidecar.proxy.request import Attempt, Request
-from orch_sidecar.proxy.result import Result
+from orch_sidecar.proxy.request import Attempt, Request, Result
 from orch_sidecar.wire.engine_connection import EngineConnection
 from tests.orch_sidecar.admission.examples import interactive
 from tests.orch_sidecar.admission.gates import gate_of

@@ -15,8 +15,7 @@ from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.queue_events import Watchers
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
 from tests.orch_sidecar.proxy.stages import NextStage, asked, pool_of, request_of
 
 SENT = Sent(keep_alive=True, outcome=Outcome.OK)

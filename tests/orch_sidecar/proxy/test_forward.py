@@ -16,8 +16,7 @@ from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
 from orch_sidecar.wire import backpressure
 from tests.orch_sidecar.broadcasting import STREAM, STREAM_HEAD, chunk, json_answer
 from tests.orch_sidecar.proxy.stages import Client, asked, pool_of, request_of

@@ -17,8 +17,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.in_flight import InFlight
-from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Sent
+from orch_sidecar.proxy.request import NotSent, Request, Result, Sent
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
 from orch_sidecar.wire.request_body import BodyReader
 from tests.orch_sidecar.proxy.stages import NextStage, request_of

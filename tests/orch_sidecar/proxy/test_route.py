@@ -13,7 +13,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.discovery import REBALANCED
 from orch_sidecar.proxy.in_flight import CANCELLED
-from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.request import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.route import Route, WaitingRoom
 from tests.orch_sidecar.proxy.stages import NextStage, asked, pool_of, request_of
 from tests.patience import HANG_S
