@@ -44,6 +44,10 @@ _NOT_CLIENT_ERRORS: Final = frozenset({408, 425, 429, 499})
 _WHOLE: Final[Body] = LengthBody(0)
 _BODILESS: Final = frozenset({204, 304})
 
+# A stream with more events rests between two reads: a read and its write cost as much for one event
+# as for several. No engine decodes as fast; some write faster what they have.
+FAST_PER_S: Final = 4000.0
+
 # The longest response of an idle request that is held: some ten thousand events.
 MAX_HELD_BYTES: Final = 4_194_304
 
@@ -92,8 +96,11 @@ class EngineResponse:
         "_connection",
         "_connections",
         "_content",
+        "_folded_at",
         "_head",
         "_holds",
+        "_is_fast",
+        "_is_stream",
         "_paused",
         "_rejection",
         "_sink",
@@ -129,7 +136,8 @@ class EngineResponse:
         self._buffer = b""  # the beginning of the head
         self._withheld: bytearray | None = None
         self._holds = holds
-        self._paused = self.client_limited = False
+        self._paused = self.client_limited = self._is_fast = False
+        self._is_stream, self._folded_at = events, 0.0
         self.answer = AnswerReader(events)
         self._content = self.answer.content
         self.complete = False
@@ -175,6 +183,11 @@ class EngineResponse:
         """Reads from the engine again."""
         self._paused = False
         if self._connection is not None:
+            self._connection.resume()
+
+    def end_rest(self) -> None:
+        """Reads from the engine again after a rest, unless the sink has stopped that."""
+        if self._connection is not None and not self._paused:
             self._connection.resume()
 
     def fail(self, refusal: Refusal) -> None:
@@ -248,8 +261,8 @@ class EngineResponse:
                 self._sink.write(out)
         if body.done:
             self._finish(body)
-        elif before >= MAX_PIECES or len(data) > MAX_PIECE_BYTES:
-            self.answer.fold()
+        elif self._is_fast or before >= MAX_PIECES or len(data) > MAX_PIECE_BYTES:
+            self._go_on(before >= MAX_PIECES or len(data) > MAX_PIECE_BYTES)
 
     def lost(self, error: Exception | None) -> None:
         self._connection = None
@@ -261,6 +274,16 @@ class EngineResponse:
         self.unanswered = not self.reads
         text = f"the engine closed the connection before its response was complete{cause}"
         self.fail(Refusal(Reason.ENGINE_FAILED, text))
+
+    def _go_on(self, folds: bool) -> None:
+        """Folds the answer, and rests if its events come faster than anybody looks at them."""
+        if folds:
+            events, now = len(self._content), self._connections.loop.time()
+            self._is_fast = self._is_stream and events > (now - self._folded_at) * FAST_PER_S
+            self._folded_at = now
+            self.answer.fold()
+        if self._is_fast and self._connection is not None:
+            self._connections.rest(self._connection, self.end_rest)
 
     def _begin(self, data: bytes) -> tuple[Body, bytes] | None:
         """Takes the final head off what has arrived. Returns the body, and what is there of it.
@@ -279,6 +302,8 @@ class EngineResponse:
             ):
                 self._withheld = bytearray()
             self._sink.begin(head)
+            if self._is_stream:
+                self._folded_at = self._connections.loop.time()
             body: Body
             if head.length == len(data) and data and head.status not in _BODILESS:
                 self._content.append(data)

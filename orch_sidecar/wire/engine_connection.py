@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from functools import cache
 from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.wire.turn import Turn
 
 REUSE_WITHIN_S: Final = 2.0
+# Of very fast streams, between two reads. The event loop's timers count milliseconds.
+REST_S: Final = 0.002
 
 
 class Receiver(Protocol):
@@ -121,6 +124,7 @@ class ConnectionPool:
         self._ssl = _tls() if self._secure else None
         self.connect_timeout_s = connect_timeout_s
         self._idle: list[EngineConnection] = []
+        self._resting: list[Callable[[], None]] = []
         self.loop = asyncio.get_running_loop()
         self.authority = parts.netloc.rpartition("@")[2].encode("ascii")
 
@@ -150,6 +154,18 @@ class ConnectionPool:
         connection.receiver = None
         connection.idle_since = self.loop.time()
         self._idle.append(connection)  # `take` sees whether it has been closed
+
+    def rest(self, connection: EngineConnection, end: Callable[[], None]) -> None:
+        """Stops reading from a connection, and calls `end` in REST_S, with those of others."""
+        if not self._resting:
+            self.loop.call_later(REST_S, self._end_rests)
+        self._resting.append(end)
+        connection.pause()
+
+    def _end_rests(self) -> None:
+        resting, self._resting = self._resting, []
+        for end in resting:
+            end()
 
     def prune(self) -> None:
         """Closes connections that have been idle for too long to be reused."""
