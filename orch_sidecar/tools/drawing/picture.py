@@ -37,10 +37,9 @@ _VARIABLES: Final = {
     _BOUND: "var(--bad)",
 }
 
-# Inches of one chart without its names, between charts in a picture, for a line of a legend, and
-# from the charts to the title of a picture; points of texts, which a phone shows at 4/5.
-_SIZE: Final = (4.0, 2.3)
-_BESIDE, _BELOW, _LINE, _ABOVE = 0.8, 1.2, 0.16, 0.7
+# Inches of one chart without its names, of its place in a picture with them, and of a line of a
+# legend; points of texts, which a phone shows at 4/5.
+_SIZE, _PLACE, _LINE = (4.0, 2.3), (4.8, 3.6), 0.16
 _POINTS: Final = 9.0
 _LINE_CHARACTERS: Final = 58  # of a line as wide as a chart
 _SHORT_CHARACTERS: Final = 24  # of names that stand beside each other in a legend
@@ -96,17 +95,12 @@ def drawn(suffix: str, title: str, charts: Sequence[Chart]) -> bytes:
     columns = len(charts) if len(charts) <= 3 else 2
     rows = -(-len(charts) // columns)
     explained = (sum(1 + len(name) // _LINE_CHARACTERS for name in c.explained) for c in charts)
-    (width, height), beside, below = _SIZE, _BESIDE, _BELOW + _LINE * max(explained)
-    size = columns * (width + beside) - beside, rows * (height + below) - below
-    # What lies outside of the figure is saved with it.
-    grid = {"left": 0.0, "right": 1.0, "bottom": 0.0, "top": 1.0}
-    grid |= {"wspace": beside / width, "hspace": below / height}
+    width, height = _PLACE[0], _PLACE[1] + _LINE * max(explained)
     style: Any = {**_STYLE, "svg.hashsalt": "orch"}
     with rc_context(style):
-        figure = Figure(size)
-        places = figure.subplots(rows, columns, squeeze=False, gridspec_kw=grid).flat
-        words = _wrapped(title, _LINE_CHARACTERS * columns)
-        figure.suptitle(words, y=1 + _ABOVE / size[1], va="bottom", fontsize=_POINTS + 2)
+        figure = Figure((columns * width, rows * height), layout="constrained")
+        places = figure.subplots(rows, columns, squeeze=False).flat
+        figure.suptitle(_wrapped(title, _LINE_CHARACTERS * columns), fontsize=_POINTS + 2)
         for chart, axes in zip(charts, places, strict=False):
             _draw(axes, chart)
             names = (_wrapped(each, _LINE_CHARACTERS) for each in (chart.title, chart.about))
@@ -145,8 +139,9 @@ def element_of(chart: Chart, number: int) -> Element:
 def _saved(figure: Any, form: str, **look: Any) -> bytes:
     out = io.BytesIO()
     with warnings.catch_warnings():
-        # A picture has a box for what the font cannot draw; a page has the text itself.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        # A picture has a box for what the font cannot draw; a page has the text itself. Beside
+        # names that are wider than their place there is no room for a chart.
+        warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
         # No date in an SVG: equal charts make equal bytes.
         figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {}, **look)
     return out.getvalue()
