@@ -85,15 +85,11 @@ def apart(points: Iterable[tuple[bool, float, float, float | None]], style: Seri
     """Returns the series of points that are sound, and hollow and without a line those that are
     not. `points`: whether each is, its place, and its margin. `style`: without points."""
     found, series = list(points), []
-    for sound in (True, False):
+    unsound = replace(style, name=f"{style.name}, not sound", line="", hollow=True)
+    for sound, look in ((True, style), (False, unsound)):
         chosen = [each[1:] for each in found if each[0] is sound]
         if chosen:
             xs, ys, margins = zip(*chosen, strict=True)
-            look = (
-                style
-                if sound
-                else replace(style, name=f"{style.name}, not sound", line="", hollow=True)
-            )
             series.append(replace(look, xs=xs, ys=ys, margins=margins if any(margins) else ()))
     return series
 
