@@ -147,7 +147,7 @@ class EngineResponse:
         self.rejected: backpressure.Rejection | None = None
         self.status = 0
         self.reads = 0
-        self.done: asyncio.Future[None] = asyncio.Future()  # faster than the loop makes it
+        self.done: asyncio.Future[None] = asyncio.Future(loop=connections.loop)
 
     @property
     def is_unseen(self) -> bool:

@@ -108,7 +108,8 @@ class ClientConnection(web.RequestHandler):
         """
         ready, turn = self._requests.ready, self.turn
         if not ready:
-            waiter = self._waiter = asyncio.Future()
+            # Without a loop, it asks the system for the process, and then for the loop.
+            waiter = self._waiter = asyncio.Future(loop=self._loop)
             try:
                 await waiter
             finally:
