@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TextIO
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from orch_sidecar.tools.arguments import file_of
+from orch_sidecar.tools.arguments import Unavailable, file_of
 from orch_sidecar.tools.bench.decode.result import DecodeResult
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.report.run import compare_report, run_report
@@ -96,7 +96,7 @@ def written(what: str, path: Path, write: Callable[[], object], out: TextIO | No
     succeeded."""
     try:
         write()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, Unavailable) as error:
         print_error(f"no {what}: {path}: {error}")
         return False
     print(f"{what}: {path}", file=out)

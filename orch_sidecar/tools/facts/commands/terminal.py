@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
-from orch_sidecar.tools.facts.tables.files import Conflict, append, read
+from orch_sidecar.tools.facts.tables.files import append, read
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import UnreadableFile, record_text, row_fields
 from orch_sidecar.tools.terminal import print_error, print_json
@@ -89,10 +89,7 @@ def write_rows(options: argparse.Namespace, rows: Sequence[Row], others: Sequenc
     --json as a list. `others`: why the others are none. Raises Unavailable, OSError and
     UnreadableFile."""
     if options.output is not None and rows:
-        try:
-            added = append(options.output, rows)
-        except Conflict as error:
-            raise Unavailable(str(error)) from None
+        added = append(options.output, rows)
         print_error(f"{options.output}: {added} added, {len(rows) - added} already present")
     if options.json:
         print_json([asdict(row) for row in rows])

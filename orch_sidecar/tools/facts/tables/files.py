@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.facts.tables.check import header_fault, row_faults, sifted, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import (
@@ -28,10 +29,6 @@ from orch_sidecar.tools.facts.tables.table import (
 )
 
 _ADDED: Final = "the rows to be added"
-
-
-class Conflict(ValueError):
-    """A row that contradicts an existing row for the same measurement or run; names both."""
 
 
 def read(path: Path) -> Table:
@@ -61,8 +58,8 @@ def append(path: Path, rows: Sequence[Row]) -> int:
 
     A row that the file contains already, in every field, is not added again. Existing rows keep
     their bytes. Nothing is written on errors. Raises UnreadableFile for a file with another header,
-    Conflict for a row that contradicts an existing row for the same measurement or run, ValueError
-    for a row in which `check` would find a fault, OSError.
+    Unavailable for a row that contradicts one of the same measurement or run, ValueError for a row
+    in which `check` would find a fault, OSError.
     """
     made = with_records(Table(_ADDED), [COLUMNS, *map(row_fields, rows)])
     if faults := [fault.text for record in made.rows for fault in row_faults(record)]:
@@ -72,7 +69,7 @@ def append(path: Path, rows: Sequence[Row]) -> int:
         new, _, contradicting = sifted([*valid_rows(table), *valid_rows(made)])
         for fault in contradicting:
             if fault.file == _ADDED:
-                raise Conflict(str(fault))
+                raise Unavailable(str(fault))
         added = [each.record.fields for each in new if each.record.file == _ADDED]
         if added or not path.exists():
             write(path, with_records(table, added).text)

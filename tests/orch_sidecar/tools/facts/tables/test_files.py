@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.files import (
-    Conflict,
     append,
     check_appendable,
     check_writable,
@@ -101,9 +101,9 @@ def test_row_that_contradicts_an_existing_one_is_not_added(path: Path) -> None:
     before = path.read_bytes()
     other = fact(throughput_tokens_per_sec=99.5)
     expected = r"2461\.67' for the same measurement"
-    with pytest.raises(Conflict, match=f"per_sec '99.5': .*csv:2:10 has '{expected}"):
+    with pytest.raises(Unavailable, match=f"per_sec '99.5': .*csv:2:10 has '{expected}"):
         append(path, [fact(source_tag="run-2"), other])
-    with pytest.raises(Conflict, match=r"has '99\.5' for the same"):
+    with pytest.raises(Unavailable, match=r"has '99\.5' for the same"):
         append(path, [replace(other, source_tag="run-3"), fact(source_tag="run-3")])
     assert path.read_bytes() == before
 
