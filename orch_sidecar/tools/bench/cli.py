@@ -18,7 +18,7 @@ from orch_sidecar.tools.arguments import TextParser, add_plot, counts, non_negat
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.load.driver import cancelled_by_signals
 from orch_sidecar.tools.bench.plan import add_arrivals, add_common, add_length, plan_of, scenario_of
-from orch_sidecar.tools.bench.report.run import run_report
+from orch_sidecar.tools.bench.report.run import LABELS, run_report
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
 from orch_sidecar.tools.bench.reports import (
     add_commands,
@@ -59,11 +59,6 @@ _EPILOG: Final = """examples:
 exit codes: 0 valid, preliminary or unverified, and one client of a sweep that is unbatched;
             1 not measurable, invalid or incomplete; 2 bad usage"""
 
-_HELP: Final = {
-    Label.SINGLE_STREAM: "one client, which sends its next request when one has ended",
-    Label.BATCHED_ONLINE: "requests at a rate or by a trace, or a closed loop of several clients",
-    Label.OFFLINE: "all requests at once: throughput only",
-}
 # What the options of a scenario are where there is no choice.
 _ARRIVALS: Final[dict[Label, dict[str, Any]]] = {
     Label.SINGLE_STREAM: {"arrivals": Arrivals.ONE_BY_ONE, "concurrency": 1},
@@ -86,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     found = TextParser(prog="orch bench", description=_DESCRIPTION, epilog=_EPILOG)
     found.set_defaults(find_rate=False, loadgen=False, concurrencies=None, plot=None)
     commands = found.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
-    for label, text in _HELP.items():
+    for label, text in LABELS.items():
         each = add_command(commands, label.value.replace("_", "-"), _run, text)
         each.set_defaults(label=label, **_ARRIVALS.get(label, {}))
         if label not in _ARRIVALS:
