@@ -120,7 +120,7 @@ class Comparison:
     def title(self) -> str:
         """The conditions that all sets share."""
         sets = [each.conditions for each in self.sets]
-        shared = set(condition.DIFFERENCES) - set(condition.varied(sets))
+        shared = set(condition.CONDITION_NAMES) - set(condition.varied(sets))
         return condition.describe(sets[0], shared) if sets else "Nothing to compare"
 
     @property

@@ -13,14 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import (
-    ANY_KNOWN,
-    NONE,
-    UNKNOWN,
-    Arrivals,
-    Condition,
-    RowNotes,
-)
+from orch_sidecar.tools.facts.tables.notes import ANY_KNOWN, NONE, UNKNOWN, Arrivals, Condition
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import row_fields
 
@@ -44,24 +37,17 @@ class Loop(StrEnum):
 
 
 CONDITIONS: Final = (
-    Condition("model_id", "different models"),
-    Condition("engine", "different engines, or versions of one"),
-    Condition("precision", "different precisions"),
-    Condition("gpu", "different accelerators"),
-    Condition("gpu_count", "different numbers of accelerators", spelled="accelerators: {}"),
-    Condition("input_tokens", "prompts of different lengths", spelled="{} tokens in"),
-    Condition("output_tokens", "answers of different lengths", spelled="{} tokens out"),
-    Condition("traffic", "different traces, parts of one, factors, or bulk work beside them",
-              none="no trace", usual=(NONE,)),
-    *(each for each in names.SETTINGS if each.why),
-    Condition(names.PREFIX_HIT_RATIO,
-              "different shares of prompt tokens that were found in the prefix cache",
-              spelled="prefix cache hits {}", none="no prefix cache hits", usual=(NONE,)),
+    *map(Condition, ("model_id", "engine", "precision", "gpu")),
+    Condition("gpu_count", spelled="accelerators: {}"),
+    Condition("input_tokens", spelled="{} tokens in"),
+    Condition("output_tokens", spelled="{} tokens out"),
+    Condition("traffic", none="no trace", usual=(NONE,)),
+    *(each for each in names.SETTINGS if not each.beside),
+    Condition(names.PREFIX_HIT_RATIO, spelled="prefix cache hits {}", none="no prefix cache hits",
+              usual=(NONE,)),
 )  # fmt: skip
-# How an engine is set up to batch: rows that differ in these stand side by side.
-SCHEDULING: Final = {each.name: each.spelled for each in names.SETTINGS if not each.why}
-# Why rows that differ in a condition are not compared.
-DIFFERENCES: Final = {each.name: each.why for each in CONDITIONS}
+CONDITION_NAMES: Final = tuple(each.name for each in CONDITIONS)
+SCHEDULING: Final = {each.name: each.spelled for each in names.SETTINGS if each.beside}
 
 Conditions = Mapping[str, str]  # by their names
 
@@ -97,10 +83,10 @@ def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str
         names.DATA_PARALLEL: notes.get(names.DATA_PARALLEL, alone),
         names.PREFIX_HIT_RATIO: _prefix_hits(notes),
     }
-    return {name: known.get(name) or notes.get(name, UNKNOWN) for name in DIFFERENCES}
+    return {name: known.get(name) or notes.get(name, UNKNOWN) for name in CONDITION_NAMES}
 
 
-def loop_of(label: Label, notes: RowNotes) -> Loop:
+def loop_of(label: Label, notes: names.RowNotes) -> Loop:
     """Returns the kind of arrivals. A single stream is a closed loop of one, noted or not."""
     arrivals = notes.arrivals
     if label is Label.SINGLE_STREAM:
@@ -112,14 +98,14 @@ def loop_of(label: Label, notes: RowNotes) -> Loop:
     return Loop.AT_ONCE if arrivals == Arrivals.AT_ONCE else Loop.OPEN
 
 
-def scheduling_of(notes: RowNotes) -> str:
+def scheduling_of(notes: names.RowNotes) -> str:
     """Describes how the scheduler is set up; what is not noted is unknown."""
     return ", ".join(
         spelled.format(notes.get(name, UNKNOWN)) for name, spelled in SCHEDULING.items()
     )
 
 
-def remarks_of(notes: RowNotes, verified: bool) -> tuple[str, ...]:
+def remarks_of(notes: names.RowNotes, verified: bool) -> tuple[str, ...]:
     """Returns what limits the trust in a row, or strengthens it."""
     given = ", ".join(sorted(notes.given))
     found = {
@@ -139,7 +125,7 @@ CUT: Final = "requests cut off"
 CLIENT_LIMITED: Final = "the client may be the bottleneck"
 
 
-def _traffic(notes: RowNotes) -> str:
+def _traffic(notes: names.RowNotes) -> str:
     """Returns the trace by its hash, and what was replayed of it."""
     arrivals = notes.get("arrivals", NONE)
     if notes.arrivals != Arrivals.TRACE or arrivals == Arrivals.TRACE:
@@ -147,7 +133,7 @@ def _traffic(notes: RowNotes) -> str:
     return " ".join([arrivals, *(f"{n}={notes[n]}" for n in names.REPLAYED if n in notes)])
 
 
-def _prefix_hits(notes: RowNotes) -> str:
+def _prefix_hits(notes: names.RowNotes) -> str:
     """Returns the band of the share of prompt tokens that came from the prefix cache.
 
     Bands are a tenth wide, and centred on tenths: prompts are designed to share a half or nine
@@ -165,7 +151,7 @@ def _prefix_hits(notes: RowNotes) -> str:
 
 def varied(sets: Sequence[Conditions]) -> list[str]:
     """Returns the conditions in which sets differ."""
-    return [name for name in DIFFERENCES if len({each[name] for each in sets}) > 1]
+    return [name for name in CONDITION_NAMES if len({each[name] for each in sets}) > 1]
 
 
 def describe(conditions: Conditions, named: Collection[str], *, always: bool = False) -> str:

@@ -67,19 +67,20 @@ ANY_KNOWN: Final = "*"
 class Condition:
     """A condition of a measurement: rows that differ in it were measured otherwise.
 
-    `why`: why they are apart; empty where they stand side by side. `form`: of the note; None of a
-    column. `spelled`: how a value reads in a line, and `none` how the value `none` does. `usual`:
-    values that are not worth a word, unless others occur; `named`: of known values that are usual
-    otherwise, those that are worth one.
+    `form`: of the note; None of a column. `spelled`: how a value reads in a line, and `none` how
+    the value `none` does. `usual`: values that are not worth a word where all sets share them;
+    `named`: of known values that are usual otherwise, those that are worth one. `beside`: rows that
+    differ in it stand side by side: how an engine is set up to batch comes with its label, as one
+    slot does with a single stream.
     """
 
     name: str
-    why: str
     form: Form | None = None
     spelled: str = "{}"
     none: str = ""
     usual: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
+    beside: bool = False
 
 
 # vLLM's names of methods, types and backends.
@@ -96,47 +97,34 @@ LOADED: Final = "loaded"
 
 # How the engine was configured, as it reports it: notes, which are a part of a row's identity.
 SETTINGS: Final = (
-    Condition("speculative", "steps with and without drafted tokens, or different drafts",
-              matches(_DRAFTS, "none, or a method and its drafts per step: ngram:3"),
+    Condition("speculative", matches(_DRAFTS, "none, or a method and its drafts per step: ngram:3"),
               "speculative decoding {}", "no speculative decoding", (NONE,)),
-    Condition("quantization", "weights of different quantization",
-              matches(_NAME, "none, or the name of a method: awq"),
+    Condition("quantization", matches(_NAME, "none, or the name of a method: awq"),
               "quantization {}", "no quantization", (NONE,)),
     # The types in which models are published are usual.
-    Condition("kv_cache_dtype", "KV caches of different types",
-              matches(_NAME, "the name of a type: bfloat16"),
+    Condition("kv_cache_dtype", matches(_NAME, "the name of a type: bfloat16"),
               "KV cache {}", usual=("bfloat16", "float16", "float32")),
-    Condition("prefix_caching", "engines with and without a prefix cache", one_of("on", "off"),
-              "prefix cache {}", usual=("on",)),
+    Condition("prefix_caching", one_of("on", "off"), "prefix cache {}", usual=("on",)),
     # vLLM chooses it by the accelerator.
-    Condition("attention_backend", "different attention kernels",
-              matches(_NAME, "the name of a backend: FLASH_ATTN"),
+    Condition("attention_backend", matches(_NAME, "the name of a backend: FLASH_ATTN"),
               "attention {}", usual=(ANY_KNOWN,)),
-    Condition("tensor_parallel", "layers divided over different numbers of ranks", whole(1),
-              "tensor parallel {}", usual=("1",)),
-    Condition("pipeline_parallel", "layers distributed over different numbers of ranks", whole(1),
-              "pipeline parallel {}", usual=("1",)),
+    Condition("tensor_parallel", whole(1), "tensor parallel {}", usual=("1",)),
+    Condition("pipeline_parallel", whole(1), "pipeline parallel {}", usual=("1",)),
     # The following, engines of older releases do not report: one that is missing is unknown.
-    Condition(DATA_PARALLEL, "whole engines and single ranks, or ranks of different numbers",
-              whole(2), "one rank of data parallel {}", usual=("1",)),
-    Condition(LOADED, "models of other configurations or sizes, or weights that mean nothing and "
-              "real ones", matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or "
-              "alone"), "loaded as {}", usual=(ANY_KNOWN,)),
-    # How an engine is set up to batch comes with its label, as one slot does with a single stream:
-    # rows that differ in one of these stand side by side.
-    Condition("max_num_batched_tokens", "", whole(1), "steps of {} tokens"),
-    Condition("long_prefill_token_threshold", "", whole(0), "long prompts by {} tokens"),
-    Condition("async_scheduling", "engines that schedule a step during the one before, and others",
-              one_of("on", "off"), "asynchronous scheduling {}", usual=(ANY_KNOWN, UNKNOWN)),
-    Condition("prefill_schedule_interval", "", whole(1), "prompts every {} steps"),
-    Condition("execution", "eager engines and compiled ones, or other CUDA graphs",
-              matches(_NAME, "eager, or modes: vllm_compile+full_and_piecewise"),
+    Condition(DATA_PARALLEL, whole(2), "one rank of data parallel {}", usual=("1",)),
+    Condition(LOADED, matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or alone"),
+              "loaded as {}", usual=(ANY_KNOWN,)),
+    Condition("max_num_batched_tokens", whole(1), "steps of {} tokens", beside=True),
+    Condition("long_prefill_token_threshold", whole(0), "long prompts by {} tokens", beside=True),
+    Condition("async_scheduling", one_of("on", "off"), "asynchronous scheduling {}",
+              usual=(ANY_KNOWN, UNKNOWN)),
+    Condition("prefill_schedule_interval", whole(1), "prompts every {} steps", beside=True),
+    Condition("execution", matches(_NAME, "eager, or modes: vllm_compile+full_and_piecewise"),
               "execution {}", usual=(ANY_KNOWN, UNKNOWN), named=("eager",)),
-    Condition("kv_offload", "KV caches with and without memory of the host, or different memories",
+    Condition("kv_offload",
               matches(_OFFLOAD, "none, or a connector and its GiB: OffloadingConnector:8"),
               "KV offload {}", "no KV offload", (NONE, UNKNOWN)),
-    Condition("max_loras", "engines with and without LoRA, or for different numbers of adapters",
-              whole(0), "LoRA adapters {}", usual=("0", UNKNOWN)),
+    Condition("max_loras", whole(0), "LoRA adapters {}", usual=("0", UNKNOWN)),
 )  # fmt: skip
 SETTING_NAMES: Final = tuple(each.name for each in SETTINGS)
 # By every engine; versions before do not report the others.

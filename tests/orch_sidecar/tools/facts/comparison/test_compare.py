@@ -17,7 +17,7 @@ from orch_sidecar.tools.facts.comparison.compare import (
     charts_of,
     compare,
 )
-from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, Loop, bands
+from orch_sidecar.tools.facts.comparison.conditions import CONDITION_NAMES, Loop, bands
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.facts.comparison import compared, located, text_of
 from tests.orch_sidecar.tools.facts.comparison.real_names import sets
@@ -246,7 +246,7 @@ class TestReport:
 
     def test_document_has_every_field(self) -> None:
         found = asdict(compared(at(1, 92.72, SINGLE), at(8, 700), at(32, 1400, gpu="A100")))
-        assert set(found["sets"][0]["conditions"]) == set(DIFFERENCES)
+        assert set(found["sets"][0]["conditions"]) == set(CONDITION_NAMES)
         [_, way] = found["sets"][0]["ways"]
         assert (way["measurement_type"], way["arrivals"]) == ("batched_online", "arrivals unknown")
         assert way["points"][0] == {
