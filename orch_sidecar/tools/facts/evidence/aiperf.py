@@ -18,10 +18,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Rejection, arrivals_of
+from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Rejection, load_of
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
-from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -67,15 +66,11 @@ def run(document: object) -> ImportedRun:
         rule = "must have one phase `profiling`: figures of several are of no single load"
         raise Rejection("input_config.phases", f"{len(phases)} phases", rule)
     [phase] = phases
-    scheduled = phase.type != "concurrency"
+    schedule = None if phase.type == "concurrency" else Arrivals(phase.type)
     return ImportedRun(
         named={"tool": f"aiperf {found.tool}"},
         model=found.model,
-        load=Load(
-            arrivals=arrivals_of(Arrivals(phase.type) if scheduled else None, phase.concurrency),
-            clients=phase.concurrency,
-            rate_per_s=phase.rate if scheduled else None,
-        ),
+        load=load_of(schedule, phase.concurrency, rate_per_s=schedule and phase.rate),
         failed=int(found.failed),
         totals=Totals(
             requests=int(found.answered),
@@ -83,7 +78,7 @@ def run(document: object) -> ImportedRun:
             input_tokens=int(found.input_tokens),
             output_tokens=int(found.output_tokens),
         ),
-        own_ms={} if scheduled else found.stated_ms,
+        own_ms={} if schedule else found.stated_ms,
         took_s=found.mean_ms / 1000 * found.answered,
         outcomes={"window_is": "the tool's duration"},
         times=RunTimes(local_end_s=found.ended.replace(tzinfo=UTC).timestamp()),

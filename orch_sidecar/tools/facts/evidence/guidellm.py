@@ -33,11 +33,10 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
-    arrivals_of,
+    load_of,
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
-from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -152,11 +151,7 @@ def run(document: object) -> ImportedRun:
         named={"tool": f"guidellm {report.guidellm_version}"},
         model=report.model,
         claim=report.claim,
-        load=Load(
-            arrivals=arrivals_of(report.schedule, report.at_once),
-            clients=report.at_once,
-            rate_per_s=report.rate,
-        ),
+        load=load_of(report.schedule, report.at_once, rate_per_s=report.rate),
         failed=report.errored + report.incomplete,
         totals=figures(served),
         served=served,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -90,11 +90,11 @@ class ImportedRun(Run):
     times: RunTimes = field(default_factory=RunTimes)
 
 
-def arrivals_of(schedule: Arrivals | None, at_once: int | None) -> Arrivals:
+def load_of(schedule: Arrivals | None, at_once: int | None, **stated: Any) -> Load:
     """Returns how requests came: those without a schedule by the limit of concurrent ones."""
-    if schedule is not None or at_once is None:
-        return schedule or Arrivals.AT_ONCE
-    return Arrivals.ONE_BY_ONE if at_once == 1 else Arrivals.CLOSED_LOOP
+    limited = Arrivals.ONE_BY_ONE if at_once == 1 else Arrivals.CLOSED_LOOP
+    arrivals = schedule or (Arrivals.AT_ONCE if at_once is None else limited)
+    return Load(arrivals=arrivals, clients=at_once, **stated)
 
 
 def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:

@@ -25,11 +25,10 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
-    arrivals_of,
+    load_of,
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures
-from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -117,9 +116,9 @@ def run(document: object) -> ImportedRun:
         named={"tool": "vllm bench serve"},
         model=result.model_id,
         claim=result.measurement_type,
-        load=Load(
-            arrivals=arrivals_of(result.schedule, result.max_concurrency),
-            clients=result.max_concurrency,
+        load=load_of(
+            result.schedule,
+            result.max_concurrency,
             rate_per_s=None if result.request_rate == "inf" else result.request_rate,
             burstiness=result.burstiness if result.schedule is Arrivals.GAMMA else None,
         ),

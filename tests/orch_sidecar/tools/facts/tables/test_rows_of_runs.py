@@ -13,9 +13,8 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, arrivals_of, to_row
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, load_of, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
-from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -117,7 +116,7 @@ def test_imported_closed_loop(drawn: list[Drawn]) -> None:
         named={"tool": "guidellm 0.8.1"},
         model="org/model",
         claim=Label.SINGLE_STREAM if single else Label.BATCHED_ONLINE,
-        load=Load(arrivals=arrivals_of(None, clients), clients=clients),
+        load=load_of(None, clients),
         totals=figures(served),
         served=served,
     )
