@@ -72,11 +72,11 @@ async def test_offline_sends_all_queries_at_once(
 
 @pytest.mark.parametrize("scenario", [CLOSED, replace(POISSON, arrivals=Arrivals.GAMMA)])
 def test_load_that_it_cannot_send_is_refused(scenario: Scenario) -> None:
-    with pytest.raises(loadgen.LoadgenUnavailable, match="SingleStream, Server, Offline"):
+    with pytest.raises(ValueError, match="SingleStream, Server, Offline"):
         loadgen.check(scenario)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_loadgen", None)
-    with pytest.raises(loadgen.LoadgenUnavailable, match="pip install mlcommons-loadgen"):
+    with pytest.raises(ValueError, match="pip install mlcommons-loadgen"):
         loadgen.check(SINGLE)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.api.options import run_digest
-from orch_sidecar.tools.bench.results.fact import NoFact, row_of
+from orch_sidecar.tools.arguments import Unavailable
+from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.result import Given, Status
-from orch_sidecar.tools.bench.runs.run import NotMeasurable
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
@@ -97,7 +97,7 @@ async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
     result = await measured(engine.url, CLOSED)
     assert result.status is Status.UNVERIFIED
     assert result.engine.engine is None
-    with pytest.raises(NoFact, match="give --engine, --precision, --gpu, --gpu-count"):
+    with pytest.raises(ValueError, match="give --engine, --precision, --gpu, --gpu-count"):
         row_of(result)
     typed = await measured(engine.url, CLOSED, given=TYPED)
     assert typed.engine.given == ["engine", "precision", "gpu", "gpu_count"]
@@ -107,7 +107,7 @@ async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
 async def test_row_that_cannot_be_made_is_reported_before_anything_is_sent(
     engine: ScriptedEngine,
 ) -> None:
-    with pytest.raises(NotMeasurable, match="give --engine"):
+    with pytest.raises(Unavailable, match="give --engine"):
         await measured(engine.url, CLOSED, for_row=True)
     assert engine.generating == []
 
@@ -125,13 +125,13 @@ async def test_row_that_cannot_be_made_is_reported_before_anything_is_sent(
 async def test_claim_that_the_engine_contradicts_is_rejected_before_anything_is_sent(
     engine: ScriptedEngine, cloud: Running, given: Given, both: str
 ) -> None:
-    with pytest.raises(NotMeasurable, match=re.escape(both)):
+    with pytest.raises(Unavailable, match=re.escape(both)):
         await measured(url_of(cloud), CLOSED, given=given)
     assert engine.generating == []
 
 
 async def test_model_that_is_not_served_there_is_rejected(cloud: Running) -> None:
-    with pytest.raises(NotMeasurable, match="the pool does not serve the model 'huge', but tiny"):
+    with pytest.raises(Unavailable, match="the pool does not serve the model 'huge', but tiny"):
         await measured(url_of(cloud), CLOSED, model="huge")
 
 
@@ -151,17 +151,17 @@ async def test_pool_that_is_not_ready_is_rejected(
 ) -> None:
     await at_home.stop()
     await eventually(lambda: not home.pool.watcher.ready)
-    with pytest.raises(NotMeasurable, match="the pool 'home' is "):
+    with pytest.raises(Unavailable, match="the pool 'home' is "):
         await measured(url_of(home), SINGLE)
 
 
 async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None:
     engine.api_key = "sk"
-    with pytest.raises(NotMeasurable, match="no request of the warm-up was answered: status 401"):
+    with pytest.raises(Unavailable, match="no request of the warm-up was answered: status 401"):
         await measured(engine.url, replace(CLOSED, warm_up_requests=2))
     engine.api_key = None
     elsewhere = f"{engine.url}/other"
-    with pytest.raises(NotMeasurable, match="no request of the warm-up was answered: status 404"):
+    with pytest.raises(Unavailable, match="no request of the warm-up was answered: status 404"):
         await measured(elsewhere, replace(CLOSED, warm_up_requests=1))
 
 

@@ -24,20 +24,16 @@ from orch_sidecar.tools.facts.tables.row import Row
 _UNUSED: Final = {"evidence", "capabilities"}
 
 
-class NoFact(ValueError):
-    """The result cannot become a row; the message gives the reasons."""
-
-
 def row_of(result: Result) -> Row:
-    """Returns the row. Raises NoFact, and ValueError for a text that no note can hold."""
+    """Returns the row. Raises ValueError with the reasons why there is none."""
     engine, figures = result.engine, result.figures
     if not result.is_sound or result.status is Status.UNBATCHED or figures is None:
-        raise NoFact(f"the result is {result.status}: {'; '.join(result.reasons)}")
+        raise ValueError(f"the result is {result.status}: {'; '.join(result.reasons)}")
     missing = missing_identity(engine)
     if any(call.served and call.input_tokens is None for call in result.calls):
         missing.append("the number of prompt tokens is unknown: the responses do not report it")
     if missing:
-        raise NoFact("; ".join(missing))
+        raise ValueError("; ".join(missing))
     recorded = RecordedRun.model_validate(result.model_dump(mode="json", exclude=_UNUSED))
     ratio = {PREFIX_HIT_RATIO: result.prefix_hit_ratio}
     known = KnownEngine(

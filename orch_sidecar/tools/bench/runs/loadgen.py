@@ -68,22 +68,19 @@ _TIMES: Final = {
 _TOKENS: Final = ("result_tokens_per_second", "result_completed_tokens_per_second")
 
 
-class LoadgenUnavailable(ValueError):
-    """The package is missing, or cannot send such a load; the message says what to do."""
-
-
 def check(scenario: Scenario) -> str:
-    """Returns the version of the package. Raises LoadgenUnavailable."""
+    """Returns the version of the package. Raises ValueError where it is missing, or cannot send
+    such a load."""
     if scenario.arrivals not in _SCENARIOS:
         known = ", ".join(_SCENARIOS.values())
-        raise LoadgenUnavailable(
+        raise ValueError(
             f"--loadgen cannot send {scenario.text}: its scenarios are {known}; give --rate alone"
         )
     try:
         importlib.import_module("mlperf_loadgen")
         return metadata.version(_PACKAGE)
     except ModuleNotFoundError:
-        raise LoadgenUnavailable(
+        raise ValueError(
             f"--loadgen needs the package {_PACKAGE}: pip install {_PACKAGE}"
         ) from None
 

@@ -48,10 +48,6 @@ from orch_sidecar.tools.terminal import Progress, print_error
 _BUSY: Final = "the engine is not idle before the run: it serves requests of others"
 
 
-class NotMeasurable(Unavailable):
-    """The plan cannot be measured at this endpoint; the message gives the reasons."""
-
-
 class _Disturbed(Exception):
     """Others use the engine; the message says how."""
 
@@ -60,8 +56,9 @@ async def measure(plan: Plan) -> Result:
     """Runs the plan. If it is cancelled, it ends early with the result of what was measured.
 
     A request of others ends a run within seconds, and it begins again, with other prompts in an
-    empty cache, up to `plan.restarts` times. Raises EndpointError and NotMeasurable; Interrupted
-    where nothing was measured yet; ValueError for a schedule that is too long.
+    empty cache, up to `plan.restarts` times. Raises Unavailable for a plan that cannot be measured
+    at its endpoint; Interrupted where nothing was measured yet; ValueError for a schedule that is
+    too long.
     """
     with interruptible():
         for left in range(plan.restarts, 0, -1):
@@ -87,7 +84,7 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     with Progress("warming up"):
         before = await _warm_up(sent, first)
     if before is not None and not before.idle:
-        raise (NotMeasurable if is_last else _Disturbed)(_BUSY)
+        raise (Unavailable if is_last else _Disturbed)(_BUSY)
     statements = StatementsOfRun(plan.endpoint, name, before)
     await statements.begin()
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -144,7 +141,7 @@ async def _load(record: RunRecord, plan: Plan, due_s: tuple[float, ...]) -> None
 
 
 def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
-    """Raises NotMeasurable where the run would be invalid or could not become a row."""
+    """Raises Unavailable where the run would be invalid or could not become a row."""
     label = plan.scenario.label
     reasons = []
     if found is not None:
@@ -166,7 +163,7 @@ def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
         snapshot = None if found is None else found.snapshot
         reasons += missing_identity(identity(plan.model, snapshot, plan.given))
     if reasons:
-        raise NotMeasurable("; ".join(reasons))
+        raise Unavailable("; ".join(reasons))
 
 
 async def _warm_up(plan: Plan, first: Capabilities | None) -> Capabilities | None:
@@ -176,7 +173,7 @@ async def _warm_up(plan: Plan, first: Capabilities | None) -> Capabilities | Non
         await load.run(warm_up_of(plan, load))
         if not answered_of(load.calls):
             why = load.calls[0].why
-            raise NotMeasurable(f"no request of the warm-up was answered: {why}")
+            raise Unavailable(f"no request of the warm-up was answered: {why}")
     if first is None:
         return None
     return await wait_until_idle(plan.endpoint, first, answered_of(load.calls))

@@ -112,14 +112,10 @@ def kept(result: Result, share: float) -> bool:
     return result.goodput is not None and result.goodput.requests >= share * len(result.calls)
 
 
-class EndedEarly(Unavailable):
-    """A series ended before all was measured; the message says why."""
-
-
 async def try_rates(plan: Plan, search: RateSearch) -> None:
     """Tries rates until the search is done. Each trial has its own prompts.
 
-    Raises EndedEarly, and what `measure` raises.
+    Raises what `measure` raises, and Unavailable where a trial is not sound.
     """
     while not search.done:
         rate_per_s = search.next_per_s
@@ -133,7 +129,7 @@ async def try_rates(plan: Plan, search: RateSearch) -> None:
         last = search.last = await measure(replace(plan, scenario=scenario, trial=True))
         unserved = last.status is Status.INVALID and last.figures is None  # the rate is too high
         if not (last.is_sound or unserved):
-            raise EndedEarly(f"the trial at {rate_per_s:.4g}/s is {last.status}")
+            raise Unavailable(f"the trial at {rate_per_s:.4g}/s is {last.status}")
         tried = search.record(last)
         print_error(f"{tried.rate_per_s:.4g}/s: {tried.share:.1%} met the SLO")
         for cause in last.client.bottleneck:
@@ -150,7 +146,7 @@ async def find_rate(plan: Plan, trial_s: float) -> Result:
     try:
         await try_rates(plan, search)
         if search.best is None:
-            raise EndedEarly(search.why_none)
+            raise Unavailable(search.why_none)
         rate_per_s = search.best.rate_per_s
         print_error(f"largest rate that meets the SLO: {rate_per_s:.4g}/s")
         final = replace(plan.scenario, rate_per_s=rate_per_s)
@@ -182,7 +178,7 @@ async def run_sweep(plan: Plan, concurrencies: Sequence[int]) -> Sweep:
         try:
             results.append(await measure(replace(plan, scenario=scenario)))
             if results[-1].status is Status.INCOMPLETE:
-                raise EndedEarly(results[-1].reasons[0])
+                raise Unavailable(results[-1].reasons[0])
         except Unavailable as error:
             if not results:
                 raise

@@ -12,7 +12,7 @@ import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
-from orch_sidecar.tools.bench.results.fact import NoFact, row_of
+from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
 from orch_sidecar.tools.drawing.chart import Series
@@ -228,7 +228,7 @@ def test_point_of_one_client_is_unbatched_with_its_reason_below_the_table() -> N
         *[Status.PRELIMINARY] * 2,
     ]
     assert found.results[0].status is Status.UNBATCHED
-    with pytest.raises(NoFact, match="the result is unbatched"):
+    with pytest.raises(ValueError, match="the result is unbatched"):
         row_of(found.results[0])
     table, _, below = text_of(found).partition("t(b) =")
     assert "unbatched" in table

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.fact import NoFact, row_of
+from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE, in_a_row, result
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate, said_of
@@ -44,7 +44,7 @@ def said(scenario: Scenario, after: Mapping[str, Any]) -> Mapping[Gate, str]:
     found = result(calls, scenario, after=engine(**after))
     try:
         return said_of(row_of(found))
-    except NoFact:
+    except ValueError:
         return {Gate.JUDGE: "; ".join(found.reasons)}
 
 
