@@ -27,17 +27,18 @@ from orch_sidecar.tools.bench.reports import (
     write_report,
     written,
 )
-from orch_sidecar.tools.bench.results.fact import row_of, with_evidence
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import UNUSED, Result, row_of
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
 from orch_sidecar.tools.drawing.picture import drawn
 from orch_sidecar.tools.facts.commands.terminal import add_command
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.row import Label, Row
 from orch_sidecar.tools.terminal import escape_unencodable_output
 
 _DESCRIPTION: Final = """Measures an OpenAI endpoint and judges whether the figures are valid.
@@ -161,3 +162,17 @@ def report(found: Result | Sweep, options: argparse.Namespace) -> int:
 def _add(result: Result, facts: Path) -> None:
     """Appends a row to the table, with its evidence beside it."""
     files.append(facts, [with_evidence(row_of(result), result, facts)])
+
+
+def with_evidence(row: Row, result: Result, facts: Path) -> Row:
+    """Writes the evidence of a result, and returns the row with the note that names it.
+
+    A result without evidence leaves the row as it is, and so does a row that no table would take.
+    Raises OSError.
+    """
+    if result.evidence.signed is None or invalid_fields(row):
+        return row
+    measured = result.model_dump(mode="json", exclude=UNUSED)
+    content, named = evidence_of(result.evidence.signed, row, measured)
+    files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)
+    return named

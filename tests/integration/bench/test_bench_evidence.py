@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.tools.bench.results.fact import row_of, with_evidence
-from orch_sidecar.tools.bench.results.result import Result, Status
+from orch_sidecar.tools.bench.cli import with_evidence
+from orch_sidecar.tools.bench.results.result import Result, Status, row_of
 from orch_sidecar.tools.facts.tables import files
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import CLOSED, SINGLE, measured, url_of

@@ -12,8 +12,7 @@ import pytest
 
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.result import Result, Status
+from orch_sidecar.tools.bench.results.result import Result, Status, row_of
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
     CLOSED,

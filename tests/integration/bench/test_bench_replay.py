@@ -10,8 +10,7 @@ import pytest
 
 from orch_sidecar.tools.bench.load.call import Fate
 from orch_sidecar.tools.bench.load.scenario import Scenario, replaying
-from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import Result, row_of
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
 from orch_sidecar.tools.traces import Trace, TracedRequest
 from tests.integration.bench.decoding import Decoding

@@ -10,8 +10,7 @@ import pytest
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.result import Given, Status
+from orch_sidecar.tools.bench.results.result import Given, Status, row_of
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (

@@ -1,4 +1,4 @@
-"""The result file of a run, one versioned schema, and the identity of the engine in it.
+"""The result file of a run, one versioned schema, the identity of the engine in it, and its row.
 
 Times are in seconds, or in milliseconds where the name ends in `_ms`. Of an engine's identity, what
 it reports itself has precedence. A given value that contradicts it is an error, not a correction:
@@ -16,13 +16,21 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.facts.labels import measured
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals
-from orch_sidecar.tools.facts.labels.measured import Engine, engine_of, name_model
+from orch_sidecar.tools.facts.labels.measured import (
+    Engine,
+    KnownEngine,
+    Model,
+    engine_of,
+    name_model,
+)
 from orch_sidecar.tools.facts.labels.observation import Batches
-from orch_sidecar.tools.facts.labels.recorded import Call, Calls
+from orch_sidecar.tools.facts.labels.recorded import Call, Calls, RecordedRun
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
-from orch_sidecar.tools.facts.tables.row import Label, format_engine, is_path, last_part
+from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
+from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, is_path, last_part
 
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
 # arrival of its first token. `ended_s`: of its last token, if it was streamed. `class`: None where
@@ -254,3 +262,33 @@ def missing_identity(engine: EngineDocument) -> list[str]:
     if is_path(engine.model_id):
         missing.append(f"the model {engine.model_id!r} is a path: give --model-id")
     return missing
+
+
+# The parts of a result that a row is not made of. What the engine signed is in the evidence itself,
+# and its unsigned documents prove nothing.
+UNUSED: Final = {"evidence", "capabilities"}
+
+
+def row_of(result: Result) -> Row:
+    """Returns the row of a table of facts; one that is unverified is to be confirmed.
+
+    An invalid, incomplete or unbatched result makes none: raises ValueError with the reasons.
+    """
+    engine, figures = result.engine, result.figures
+    if not result.is_sound or result.status is Status.UNBATCHED or figures is None:
+        raise ValueError(f"the result is {result.status}: {'; '.join(result.reasons)}")
+    missing = missing_identity(engine)
+    if any(call.served and call.input_tokens is None for call in result.calls):
+        missing.append("the number of prompt tokens is unknown: the responses do not report it")
+    if missing:
+        raise ValueError("; ".join(missing))
+    recorded = RecordedRun.model_validate(result.model_dump(mode="json", exclude=UNUSED))
+    ratio = {PREFIX_HIT_RATIO: result.prefix_hit_ratio}
+    known = KnownEngine(
+        Engine(str(engine.engine), str(engine.precision), str(engine.gpu), engine.gpu_count or 0),
+        None if result.status is Status.UNVERIFIED else result.batches,
+        {"profile": engine.profile, **(engine.conditions or {}), **ratio},
+    )
+    model = Model(engine.model_id, engine.model_name, engine.given)
+    label, tag = result.measurement_type, f"orch-bench:{result.id}"
+    return measured.row_of(recorded.run, label, known, model, tag)

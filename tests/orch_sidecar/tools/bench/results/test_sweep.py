@@ -12,8 +12,7 @@ import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
-from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.result import Result, Status
+from orch_sidecar.tools.bench.results.result import Result, Status, row_of
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
 from orch_sidecar.tools.drawing.chart import Series
 from orch_sidecar.tools.drawing.picture import drawn

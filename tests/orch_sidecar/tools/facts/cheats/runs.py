@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.fact import row_of
+from orch_sidecar.tools.bench.results.result import row_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE, in_a_row, result
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate, said_of

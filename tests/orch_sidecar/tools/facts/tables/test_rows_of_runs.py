@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.result import Status
+from orch_sidecar.tools.bench.results.result import Status, row_of
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, load_of, to_row
 from orch_sidecar.tools.facts.labels.figures import figures

@@ -9,7 +9,7 @@ import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.fact import row_of
+from orch_sidecar.tools.bench.results.result import row_of
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.labels.figures import LATENCIES
 from orch_sidecar.tools.facts.tables.check import row_faults
