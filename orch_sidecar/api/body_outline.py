@@ -19,7 +19,7 @@ from orch_sidecar.api.body import UTF_8, InvalidBody
 
 # Bodies up to this size are parsed directly, which takes at most 5 ms.
 LARGE_BYTES: Final = 65_536
-# And up to this one by the fast parser, if it can, which takes at most 15 ms.
+# And up to this one by the fast parser, if it can, which takes at most 20 ms.
 WHOLE_BYTES: Final = 524_288
 # The worst slice has a string in every second byte and takes 5 ms.
 SLICE_BYTES: Final = 16_384
