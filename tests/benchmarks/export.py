@@ -25,8 +25,7 @@ from typing import Any, Final
 import grpc
 import uvloop
 
-from orch_sidecar.observability.otlp.batcher import SpanBatcher
-from orch_sidecar.observability.otlp.delivery import Transport
+from orch_sidecar.observability.otlp.delivery import SpanBatcher, Transport
 from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
 from orch_sidecar.observability.otlp.settings import ExportSettings

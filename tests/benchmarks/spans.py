@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 
 from orch_sidecar.observability.otlp import attributes as of_spans
 from orch_sidecar.observability.otlp.attributes import Attributes
-from orch_sidecar.observability.otlp.batcher import SpanBatcher
+from orch_sidecar.observability.otlp.delivery import SpanBatcher
 from orch_sidecar.observability.otlp.encoder import (
     ENGINE_SPAN,
     WAIT_SPAN,

@@ -35,8 +35,7 @@ def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, A
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
     from orch_sidecar.observability.otlp.attributes import Limits
-    from orch_sidecar.observability.otlp.batcher import SpanBatcher
-    from orch_sidecar.observability.otlp.delivery import Transport
+    from orch_sidecar.observability.otlp.delivery import SpanBatcher, Transport
     from orch_sidecar.observability.otlp.encoder import SpanEncoder, request_encoder
     from orch_sidecar.observability.otlp.spans import SpanTracing
 

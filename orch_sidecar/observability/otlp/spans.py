@@ -27,7 +27,7 @@ from opentelemetry.trace.span import SpanContext
 from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.otlp.attributes import Attributes
-from orch_sidecar.observability.otlp.batcher import SpanBatcher
+from orch_sidecar.observability.otlp.delivery import SpanBatcher
 from orch_sidecar.observability.otlp.encoder import (
     NO_PARENT,
     Head,

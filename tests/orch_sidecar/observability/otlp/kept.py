@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 
 from orch_sidecar.observability.otlp.attributes import Attributes, Limits
-from orch_sidecar.observability.otlp.batcher import SpanBatcher
+from orch_sidecar.observability.otlp.delivery import SpanBatcher
 from orch_sidecar.observability.otlp.encoder import SpanEncoder, request_encoder
 from orch_sidecar.observability.otlp.spans import RequestTrace, SpanTracing
 from orch_sidecar.observability.tracing import SpanCounts

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from orch_sidecar.observability.otlp.batcher import SpanBatcher
-from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from orch_sidecar.observability.otlp.delivery import Reply, SpanBatcher, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
 from orch_sidecar.observability.otlp.trace_queue import EncodedTrace
 from orch_sidecar.observability.tracing import LossReason, Trace

@@ -11,8 +11,7 @@ import grpc
 import pytest
 
 from orch_sidecar.observability.otlp import delivery
-from orch_sidecar.observability.otlp.batcher import SpanBatcher
-from orch_sidecar.observability.otlp.delivery import Transport
+from orch_sidecar.observability.otlp.delivery import SpanBatcher, Transport
 from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
 from orch_sidecar.observability.otlp.settings import ExportSettings

@@ -7,8 +7,7 @@ import logging
 
 import pytest
 
-from orch_sidecar.observability.otlp.batcher import LOG_EVERY_S
-from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from orch_sidecar.observability.otlp.delivery import LOG_EVERY_S, Reply, Verdict
 from orch_sidecar.observability.otlp.trace_queue import EncodedTrace
 from tests.orch_sidecar.observability.otlp.scripted import (
     DELIVERED,
