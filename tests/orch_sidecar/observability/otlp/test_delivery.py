@@ -1,5 +1,6 @@
-"""The queue and the batches of an export, its retries, back-off, throttling and time-out: on a clock
-that jumps.
+"""The queue and the batches of an export, its retries, back-off, throttling and time-out.
+
+On a clock that jumps.
 """
 
 from __future__ import annotations
@@ -259,9 +260,6 @@ async def test_close_does_not_wait_for_a_retry() -> None:
     await batcher.close(5)
     assert transport.times == [0.0, 0.1]  # once more at once, and the rest not at all
     assert batcher.counts.dropped == NONE | {"undelivered": 12}
-
-
-VIRTUAL_TIME = True
 
 
 def pauses(transport: ScriptedTransport) -> list[float]:
