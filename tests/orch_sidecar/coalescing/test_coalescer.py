@@ -1,5 +1,7 @@
-"""The stage that shares generations: starting, joining and cancelling them; and header fields that distinguish
-tenants."""
+"""The stage that shares generations: starting, joining and cancelling them; and whose they are.
+
+Header fields that distinguish tenants, and those that do not.
+"""
 
 from __future__ import annotations
 
