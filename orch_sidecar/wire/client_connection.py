@@ -118,6 +118,8 @@ class ClientConnection(web.RequestHandler):
                     turn.starting -= 1
                     if turn.waiting:
                         turn.go_on()
+            if not ready:
+                return False  # its client left while it waited for its turn
         request = ready.popleft()
         if self._full:
             self._read_on()

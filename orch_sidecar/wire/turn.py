@@ -9,13 +9,18 @@ itself, and is still awake for the others. A request that is alone does not come
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import Final
+
+logger = logging.getLogger("orch.sidecar")
 
 # Enough that waking the engine once for all of them saves most of what waking it costs.
 STARTS_PER_TURN: Final = 16
 # Of very many that wait, this part: a turn that relays thousands of streams is long.
 _PART_STARTED: Final = 16
+# All that is unwritten: a transport says that it is full only when it is written to.
+_MOST_UNWRITTEN_BYTES: Final = 65_536
 
 
 class Turn:
@@ -26,12 +31,13 @@ class Turn:
     `unwritten`: what is written at the end of this turn.
     """
 
-    __slots__ = ("active", "starting", "unwritten", "waiting")
+    __slots__ = ("_unwritten_bytes", "active", "starting", "unwritten", "waiting")
 
     def __init__(self) -> None:
         self.active = self.starting = 0
         self.waiting: deque[asyncio.Future[None]] = deque()
-        self.unwritten: list[tuple[asyncio.Transport, bytes]] = []
+        self.unwritten: deque[tuple[asyncio.Transport, bytes]] = deque()
+        self._unwritten_bytes = 0
 
     def start(self, waiter: asyncio.Future[None]) -> None:
         """Wakes the task that waits for a request, when it is its turn."""
@@ -56,17 +62,24 @@ class Turn:
                 waiter.set_result(None)
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Writes at the end of this turn."""
+        """Writes at the end of this turn, or now with all others if that is much."""
         unwritten = self.unwritten
         if not unwritten:
             asyncio.get_running_loop().call_soon(self.flush)
         unwritten.append((transport, data))
+        self._unwritten_bytes += len(data)
+        if self._unwritten_bytes >= _MOST_UNWRITTEN_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Writes now what is not written yet. To be called before a connection that may have such
-        bytes is closed, or is written to in another way."""
-        if unwritten := self.unwritten:
-            self.unwritten = []
-            for transport, data in unwritten:
-                if not transport.is_closing():
+        bytes is closed, or is written to in another way; also within a write."""
+        unwritten, self._unwritten_bytes = self.unwritten, 0
+        while unwritten:
+            transport, data = unwritten.popleft()
+            if not transport.is_closing():
+                try:
                     transport.write(data)
+                except Exception:  # the bytes of others are still written
+                    logger.exception("cannot write to a connection")
+                    transport.abort()

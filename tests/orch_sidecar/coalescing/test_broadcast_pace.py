@@ -140,3 +140,21 @@ async def test_retained_bytes_are_sent_in_parts() -> None:
     before = len(slow.data)
     slow.read(room=100)
     assert 60_000 < len(slow.data) - before < 80_000
+
+
+async def test_client_that_reads_again_gets_no_more_than_its_transport_takes() -> None:
+    """Its bytes are written at the end of the turn while other requests are served."""
+    broadcast = broadcast_of(1 << 20)
+    client = Client("slow", room=100).join(broadcast)
+    turn = client.writer.client.turn
+    engine = Engine(broadcast)
+    engine.sends(STREAM_HEAD)
+    turn.active = 2
+    sends(engine, 1)
+    turn.flush()
+    sends(engine, 300)
+    begun = len(client.data)
+    client.read(room=100)
+    turn.flush()
+    assert len(client.data) - begun < 70_000
+    assert client.subscriber.is_behind

@@ -23,11 +23,12 @@ class Burst:
     """Clients of one server that ask at the same time. `started`: their targets, `sizes`: how many
     started in each turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cancels: bool = True) -> None:
+        """`cancels`: handlers, when their clients leave."""
         self.connections = ClientConnections(10_000, "clients")
         self.started: list[str] = []
         self.sizes: list[int] = []
-        self.server = web.Server(cast(Any, self.handle), handler_cancellation=True)
+        self.server = web.Server(cast(Any, self.handle), handler_cancellation=cancels)
         self.clients: list[tuple[ClientConnection, Transport]] = []
 
     async def handle(self, http: ClientRequest) -> web.StreamResponse:
@@ -57,9 +58,9 @@ class Burst:
         return self.started[begin:]
 
 
-@pytest.fixture
-async def burst() -> AsyncIterator[Burst]:
-    burst = Burst()
+@pytest.fixture(params=[True, False], ids=["of clients", "of operators"])
+async def burst(request: pytest.FixtureRequest) -> AsyncIterator[Burst]:
+    burst = Burst(cancels=request.param)
     for _ in range(3 * STARTS_PER_TURN):
         burst.connect()
     await asyncio.sleep(0)  # their tasks wait for requests
@@ -86,13 +87,17 @@ async def test_request_that_waits_for_its_turn_survives_an_orderly_stop(burst: B
     assert last.turn.starting == last.turn.active == 0
 
 
-async def test_clients_that_leave_before_their_turn_keep_nobody_waiting(burst: Burst) -> None:
+async def test_clients_that_leave_before_their_turn_keep_nobody_waiting(
+    burst: Burst, caplog: pytest.LogCaptureFixture
+) -> None:
     burst.ask()
     for connection, _ in burst.clients[4:-1]:
         connection.connection_lost(None)
     assert await burst.run() == ["/0", "/1", "/2", "/3", f"/{3 * STARTS_PER_TURN - 1}"]
     burst.ask()
     assert len(await burst.run()) == 5
+    assert (burst.connections.turn.starting, burst.connections.turn.active) == (0, 0)
+    assert not caplog.records
 
 
 async def test_arrival_does_not_overtake_those_that_wait(burst: Burst) -> None:
@@ -117,6 +122,52 @@ async def test_what_is_written_in_a_turn_goes_out_at_its_end_but_to_nobody_who_l
     turn.write(second, b"b")
     await asyncio.sleep(0)
     assert second.data == b"ab"
+
+
+class Nested(Transport):
+    """Has its turn written, and more, while it is written to, as one may that becomes full.
+    `fails`: a write raises."""
+
+    def __init__(self, turn: Turn, *, fails: bool = False) -> None:
+        super().__init__()
+        self.turn = turn
+        self.fails = fails
+        self.others: list[Transport] = []
+
+    def write(self, data: Any) -> None:
+        if self.fails:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        super().write(data)
+        others, self.others = self.others, []
+        for other in others:
+            self.turn.write(other, b"later")
+        self.turn.flush()
+
+
+async def test_order_of_bytes_is_kept_by_writes_within_writes() -> None:
+    turn, other = Turn(), Transport()
+    first = Nested(turn)
+    first.others = [other, first]
+    turn.write(first, b"first ")
+    turn.write(other, b"first ")
+    turn.write(first, b"second ")
+    await asyncio.sleep(0)
+    assert (first.data, other.data) == (b"first second later", b"first later")
+
+
+async def test_transport_that_cannot_be_written_to_loses_nothing_of_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    turn, other = Turn(), Transport()
+    broken = Nested(turn, fails=True)
+    for transport in (broken, other, broken, other):
+        turn.write(transport, b"a")
+    turn.flush()
+    assert (other.data, broken.aborted) == (b"aa", True)
+    assert len(caplog.records) == 1
+    turn.write(other, b"b")
+    await asyncio.sleep(0)
+    assert other.data == b"aab"
 
 
 async def test_requests_of_a_turn_go_to_the_engine_together_with_the_last_one() -> None:
