@@ -40,6 +40,7 @@ from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sw
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned, counted
+from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -135,7 +136,8 @@ def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:
 
 def _entries(result: Result) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Returns the pool's entries before and after a run."""
-    found = [Capabilities.of(each, result.engine.pool).entry for each in result.capabilities]
+    states = ((each, parse_snapshot(each, result.engine.pool)) for each in result.capabilities)
+    found = [Capabilities(*each).entry for each in states]
     if len(found) < 2:
         raise EndpointError(
             f"the engine's state after a run is missing: {'; '.join(result.reasons) or 'unknown'}"

@@ -15,7 +15,7 @@ from yarl import URL
 
 from orch_sidecar.api.headers import X_ORCH_POOL
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
@@ -112,11 +112,6 @@ class Capabilities:
     document: Mapping[str, Any]
     snapshot: Snapshot
     idle: bool = True
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any], pool: str | None) -> Capabilities:
-        """Reads a document. `pool`: None for the only one. Raises InvalidSnapshot."""
-        return cls(document, parse_snapshot(document, pool))
 
     @property
     def entry(self) -> Mapping[str, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Final
+from http import HTTPStatus
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 from pydantic_core import ArgsKwargs
@@ -23,8 +24,6 @@ from orch_sidecar.tools.facts.labels.observation import Observation, States, obs
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import INTERACTIVE
-
-TOO_MANY_REQUESTS: Final = 429
 
 
 @dataclass(slots=True)
@@ -64,7 +63,7 @@ class Call:
     @property
     def reached(self) -> bool:
         """Whether it may have reached the engine: a 429 comes from a proxy, a 503 may not."""
-        return self.sent_s is not None and self.status != TOO_MANY_REQUESTS
+        return self.sent_s is not None and self.status != HTTPStatus.TOO_MANY_REQUESTS
 
     @property
     def in_flight(self) -> Interval | None:
