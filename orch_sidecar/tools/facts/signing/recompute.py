@@ -20,6 +20,7 @@ from orch_sidecar.tools.facts.labels import intervals, thresholds
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import (
     Model,
     engine_between,
@@ -45,13 +46,13 @@ _DECIMALS: Final = {
 _ABSENT: Final = "absent"
 
 # What nobody but the client states: how it sent its requests, and what it saw of the answers.
-_CLIENTS: Final = ("ttft_", "tpot_", "latency_", "goodput_", "arrivals", "rate_", "burstiness")
-_CLIENTS_TOO: Final = (*names.REPLAYED, "at_once", "seed", names.CLIENT_BOTTLENECK)
+_CLIENTS: Final = (*Load(arrivals=Arrivals.TRACE).notes, *names.REPLAYED, names.CLIENT_BOTTLENECK)
+_SEEN: Final = ("ttft_", "tpot_", "latency_", "goodput_")
 
 
 def client_measured(row: Row) -> list[str]:
     """Returns the notes of a row that are the client's word."""
-    return [name for name in row.notes if name.startswith(_CLIENTS) or name in _CLIENTS_TOO]
+    return [name for name in row.notes if name.startswith(_SEEN) or name in _CLIENTS]
 
 
 def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
