@@ -184,9 +184,11 @@ class ChunkedBody:
             return self._feed_partial_chunk(data)
         end = len(data)
         line_of_whole = _LINE_OF_CHUNK.get(end)
-        if line_of_whole is not None and data.startswith(line_of_whole) and data.endswith(b"\r\n"):
-            self._content.append(data[len(line_of_whole) : -2])
-            return data
+        if line_of_whole is not None and data[-2:] == b"\r\n":  # faster than `endswith`
+            start = len(line_of_whole)
+            if data[:start] == line_of_whole:
+                self._content.append(data[start:-2])
+                return data
         if end <= MAX_BUFFERED_BYTES and data.endswith(b"\r\n") and self._feed_whole_chunks(data):
             return data
         return self._feed_one_by_one(data)
