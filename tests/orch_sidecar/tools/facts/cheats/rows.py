@@ -124,6 +124,8 @@ LOADS = [
     Way("latencies of bulk", "online", REPLAYED | {"latency_of": "bulk"}, rule="be interactive"),
     Way("a closed loop of one", "claimed", {"at_once": "1", "claim": "none"}, {"batch": "1"},
         rule="'at_once=1': must be above 1 with arrivals=closed_loop"),
+    Way("one by one of two", "claimed", {"at_once": "2", "claim": "none", "arrivals": "one_by_one"},
+        {"batch": "1"}, rule="'at_once=2': must be 1 with arrivals=one_by_one"),
 ]  # fmt: skip
 
 BATCHES = [
