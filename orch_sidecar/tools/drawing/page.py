@@ -13,15 +13,7 @@ from xml.etree.ElementTree import Element
 
 from orch_sidecar.tools.drawing.chart import Chart
 from orch_sidecar.tools.drawing.picture import element_of
-from orch_sidecar.tools.drawing.texts import (
-    NONE,
-    Child,
-    aligned,
-    element,
-    html_of,
-    shown,
-    value_text,
-)
+from orch_sidecar.tools.drawing.texts import NONE, aligned, element, html_of, shown, value_text
 
 # The page loads nothing, whatever a name in it contains.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -71,7 +63,7 @@ class Page:
         self._parts.append(element("h2", title))
         self._heading = title
 
-    def text(self, *parts: Child) -> None:
+    def text(self, *parts: Element | str) -> None:
         """Appends a paragraph."""
         self._parts.append(element("p", *parts))
         self._say("".join(each if isinstance(each, str) else each.text or "" for each in parts))

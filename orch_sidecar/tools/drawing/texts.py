@@ -74,10 +74,8 @@ _NOT_SHOWN: Final = re.compile(
 )
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
-Child = Element | str
 
-
-def element(tag: str, *children: Child, **attributes: str) -> Element:
+def element(tag: str, *children: Element | str, **attributes: str) -> Element:
     """Returns an element. In the names of attributes `_` stands for `-`; a last `_` is dropped."""
     names = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
     made = Element(tag, {name: shown(value) for name, value in names.items()})
