@@ -17,8 +17,8 @@ logger = logging.getLogger("orch.sidecar")
 
 # Enough that waking the engine once for all of them saves most of what waking it costs.
 STARTS_PER_TURN: Final = 16
-# Of very many that wait, this part: a turn that relays thousands of streams is long.
-_PART_STARTED: Final = 16
+# Of more that wait, this part: those that have started lengthen the turns for which the last wait.
+_PART_STARTED: Final = 2
 # All that is unwritten: a transport says that it is full only when it is written to.
 _MOST_UNWRITTEN_BYTES: Final = 65_536
 

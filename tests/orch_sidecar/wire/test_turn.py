@@ -77,6 +77,16 @@ async def test_of_a_burst_a_few_requests_start_in_each_turn_in_their_order(burst
     assert all(client.data.endswith(b"/%d" % at) for at, (_, client) in enumerate(burst.clients))
 
 
+async def test_last_of_very_many_start_before_the_streams_of_the_first_have_had_many_turns(
+    burst: Burst,
+) -> None:
+    while len(burst.clients) < 1000:
+        burst.connect()
+    await asyncio.sleep(0)
+    burst.ask()
+    assert await burst.run(20) == [f"/{number}" for number in range(1000)]
+
+
 async def test_request_that_waits_for_its_turn_survives_an_orderly_stop(burst: Burst) -> None:
     burst.ask()
     last, client = burst.clients[-1]
