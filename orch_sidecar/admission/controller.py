@@ -30,7 +30,7 @@ from orch_sidecar.admission.types import (
     Queued,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
+from vllm_plugin.contracts.profile import IDLE, INTERACTIVE, AdmissionRules
 
 # The shortest time between two timer events, whatever rounding does.
 _MIN_SLEEP_S: Final = 0.001
@@ -152,7 +152,7 @@ class AdmissionController:
         granted = self._grant(ticket, request, now)
         queues.lines[service_class.rank].granted_at_once(granted, request)
         if queues.depth:
-            self.displaced += self.dispatch(now)
+            self.displaced += self.dispatch(now, for_idle=service_class is IDLE or None)
         return granted
 
     def take_displaced(self) -> list[Decision]:
@@ -186,14 +186,15 @@ class AdmissionController:
         outcome = self.enqueuer.requeue(ticket, request, since, self.away_refusal(now), now)
         if isinstance(outcome, Queued):
             self.order.blocked_by = self.constraints.pause
-            self.constraints.reserve.update(now)
+            if request.service_class is not IDLE:
+                self.constraints.reserve.update(now)
         return outcome
 
     def leave(self, ticket: str, now: float) -> list[Decision]:
         """Removes a queued request whose client left. Does nothing if it is not queued."""
-        if self.queues.remove(ticket) is None:
+        if (queued := self.queues.remove(ticket)) is None:
             return []
-        return self.dispatch(now)
+        return self.dispatch(now, for_idle=queued.request.service_class is IDLE)
 
     def release(
         self,
@@ -223,7 +224,7 @@ class AdmissionController:
         if not self.queues.depth:
             return []
         self.freed_slots.invalidate()
-        return self.dispatch(now)
+        return self.dispatch(now, for_idle=(request and request.service_class is IDLE) or None)
 
     def learn(self) -> None:
         """Learns from ended leases how long requests are and take, and what keys have used. No
@@ -308,23 +309,31 @@ class AdmissionController:
 
     # Dispatch
 
-    def dispatch(self, now: float) -> list[Decision]:
-        """Refuses requests whose wait has expired, then dispatches those that can start."""
+    def dispatch(self, now: float, *, for_idle: bool | None = None) -> list[Decision]:
+        """Refuses requests whose wait has expired, then dispatches those that can start.
+
+        `for_idle`: the event is of an idle request, without which the reserve would not be brought
+        up to date now; so it is not. None: whether only idle ones wait.
+        """
         self.learn()
         decisions: list[Decision] = []
-        if self.queues.has_expired(now):
+        queues, reserve = self.queues, self.constraints.reserve
+        if for_idle is None:
+            for_idle = queues.depth > 0 and not queues.urgent
+        if queues.has_expired(now):
             decisions = self.enqueuer.expire(self.away_refusal(now), now)
-        reserve, waiting = self.constraints.reserve, self.queues.depth
-        reserve.update(now)  # what was owed and spent until now
+        waiting = queues.urgent
+        if not for_idle:
+            reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
-            self.queues.remove(head.ticket)
+            queues.remove(head.ticket)
             if (late := self.enqueuer.refuse_late(head, now)) is not None:
                 decisions.append(Decision(head.ticket, late))
                 continue
             lease = self._grant(head.ticket, head.request, now)
-            self.queues.line(head.request.service_class).granted(lease, head)
+            queues.line(head.request.service_class).granted(lease, head)
             decisions.append(Decision(head.ticket, lease))
-        if self.queues.depth != waiting:
+        if queues.urgent != waiting:
             reserve.update(now)
         return decisions
 
@@ -380,7 +389,10 @@ class AdmissionController:
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return outcome
-        for decision in self.dispatch(now):  # it may be due, or behind one that has expired
+        is_idle = request.service_class is IDLE
+        if is_idle and self.queues.urgent:
+            return outcome  # others that wait are not asked again because it arrived
+        for decision in self.dispatch(now, for_idle=is_idle):  # it may be due, or one has expired
             if decision.ticket == ticket:
                 outcome = decision.outcome
             else:

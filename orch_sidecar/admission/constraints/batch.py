@@ -159,6 +159,9 @@ def _steady(batch: int, before: int, slots_total: int) -> int:
     return before if same and before <= slots_total else batch
 
 
+Traffic = Callable[[float, ServiceClass], bool]
+
+
 class BatchLimit(Constraint):
     """Admits no more sequences than keep the SLO of the time per token.
 
@@ -174,9 +177,9 @@ class BatchLimit(Constraint):
     wastes_slots: ClassVar[bool] = True
 
     def __init__(
-        self, limits: Limits, ledger: Ledger, offers: SlotOffers, traffic: Callable[[float], bool]
+        self, limits: Limits, ledger: Ledger, offers: SlotOffers, traffic: Traffic
     ) -> None:
-        """`traffic`: whether there is interactive traffic now."""
+        """`traffic`: whether there is interactive traffic now, as requests of a class see it."""
         self.limits = limits
         self._ledger = ledger
         self._offers = offers
@@ -185,7 +188,8 @@ class BatchLimit(Constraint):
     def room(self, service_class: ServiceClass, occupancy: Occupancy, now: float) -> int:
         limits, total = self.limits, self._ledger.slots_total
         if service_class is not INTERACTIVE:
-            limit = limits.bulk if occupancy.due or not self._traffic(now) else limits.mixed
+            alone = occupancy.due or not self._traffic(now, service_class)
+            limit = limits.bulk if alone else limits.mixed
             return UNLIMITED if limit >= total else limit - occupancy.taken_for(service_class)
         limit, others = limits.interactive, self._ledger.foreign_interactive
         if limit >= total:

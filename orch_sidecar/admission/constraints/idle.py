@@ -165,7 +165,7 @@ class IdleRoom(Constraint):
         if self._others_wait():
             return -occupancy.idle
         bulk, demand = self._ledger.bulk + self._queues.cost(BULK), self._reserve.bulk
-        expected = max(0, round(demand.update(now)) - bulk)
+        expected = max(0, round(demand.expect(now)) - bulk)
         others = self._other_sequences(occupancy, now)
         free = self._ledger.slots_total - others - expected - self._spare_slots(now)
         return min(free, self._batch(others, now)) - occupancy.idle
@@ -173,7 +173,7 @@ class IdleRoom(Constraint):
     def _spare_slots(self, now: float) -> int:
         """Returns how many slots stay free for interactive requests beyond those that they have and
         wait for: SPARE_ERRORS standard errors of their demand, and at most half of all slots."""
-        demand = self._reserve.interactive.update(now)
+        demand = self._reserve.interactive.expect(now)
         return min(self._ledger.slots_total // 2, round(SPARE_ERRORS * sqrt(demand)))
 
     def excess(self, occupancy: Occupancy, room: int, now: float) -> int:
@@ -304,7 +304,7 @@ class IdleRoom(Constraint):
         """Returns the share of the engine's time that the other requests leave: what delays a first
         token delays those behind it, too. Several sidecars at an engine have equal parts of it."""
         step = self._reserve.step_time
-        used, most = self._reserve.interactive.slots, self._ledger.slots_total
+        used, most = self._reserve.interactive.slots_for_idle, self._ledger.slots_total
         decodes = 1.0 if step is None else used / most * step.ms(most) / step.ms(round(used) or 1)
         return (1 - self._reading_share()) * (1 - min(1.0, decodes)) / self._offers.sidecars
 

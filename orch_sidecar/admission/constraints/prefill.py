@@ -5,10 +5,9 @@ Pure: times are seconds of a monotonic clock. Counts are tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.batch import BatchLimit
+from orch_sidecar.admission.constraints.batch import BatchLimit, Traffic
 from orch_sidecar.admission.constraints.constraint import (
     POLL_S,
     Ahead,
@@ -160,9 +159,9 @@ class PrefillLimit(Constraint):
         queues: Queues,
         service_times: ServiceTimes,
         batch: BatchLimit,
-        traffic: Callable[[float], bool],
+        traffic: Traffic,
     ) -> None:
-        """`traffic`: whether there is interactive traffic now."""
+        """`traffic`: whether there is interactive traffic now, as requests of a class see it."""
         self.rules = rules
         self.budget = PrefillBudget(ledger)
         self._ledger = ledger
@@ -172,7 +171,7 @@ class PrefillLimit(Constraint):
         self._traffic = traffic
 
     def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
-        if occupancy.due or not self._traffic(now):
+        if occupancy.due or not self._traffic(now, request.service_class):
             return False
         return not self.budget.fits(request.prompt_tokens, self._stall_s(), now)
 
@@ -181,7 +180,7 @@ class PrefillLimit(Constraint):
         return now + POLL_S if at is None else min(max(at, now + 1e-3), now + POLL_S)
 
     def starts_in_s(self, request: AdmissionRequest, ahead: Ahead, now: float) -> float | None:
-        if request.service_class is not BULK or not self._traffic(now):
+        if request.service_class is not BULK or not self._traffic(now, BULK):
             return 0.0
         prompt, before = request.prompt_tokens, ahead.prompt_tokens
         return self.budget.fits_in_s(before, prompt, self._stall_s(), now)

@@ -250,34 +250,40 @@ class InteractiveReserve(Constraint):
 
     # Slots
 
-    def reserved(self, now: float) -> int:
-        """Returns the slots of interactive requests: at most sqrt(D) more than they use and wait
-        for, and fewer the more these have cost recently."""
-        demand = self.interactive.update(now)
+    def reserved(self, now: float, service_class: ServiceClass = BULK) -> int:
+        """Returns the slots of interactive requests, as requests of a class see them: at most
+        sqrt(D) more than they use and wait for, and fewer the more these have cost recently."""
+        interactive = self.interactive
+        demand = interactive.expect(now) if service_class is IDLE else interactive.update(now)
         deviation = sqrt(demand)
         spare = max(0.0, self._unused.left_share) * deviation
         own = self._ledger.interactive + self._queues.cost(INTERACTIVE)
         return min(self._usable, int(min(demand + deviation, own + spare) + 0.5))
 
-    def has_traffic(self, now: float) -> bool:
-        """Whether there are interactive requests, or will be soon."""
+    def has_traffic(self, now: float, service_class: ServiceClass = BULK) -> bool:
+        """Whether there are interactive requests, or will be soon, as requests of a class see
+        it."""
         ledger = self._ledger
-        return ledger.interactive + ledger.foreign_interactive > 0 or self.reserved(now) > 0
+        if ledger.interactive + ledger.foreign_interactive > 0:
+            return True
+        return self.reserved(now, service_class) > 0
 
-    def lendable(self, now: float) -> int:
-        """Returns the slots that bulk requests and foreign sequences may have together."""
-        return self._ledger.slots_total - self.reserved(now)
+    def lendable(self, now: float, service_class: ServiceClass = BULK) -> int:
+        """Returns the slots that requests of a class and foreign sequences may have together."""
+        return self._ledger.slots_total - self.reserved(now, service_class)
 
     def room(self, service_class: ServiceClass, occupancy: Occupancy, now: float) -> int:
         if occupancy.due or service_class is INTERACTIVE:
             return UNLIMITED
-        return self.lendable(now) - (occupancy.taken_for(service_class) - occupancy.interactive)
+        taken = occupancy.taken_for(service_class)
+        return self.lendable(now, service_class) - (taken - occupancy.interactive)
 
     def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
         if occupancy.due:
             return False
-        taken = occupancy.taken_for(request.service_class)
-        return request.cost > self.lendable(now) - (taken - occupancy.interactive)
+        service_class = request.service_class
+        taken = occupancy.taken_for(service_class)
+        return request.cost > self.lendable(now, service_class) - (taken - occupancy.interactive)
 
     def guaranteed(self, service_class: ServiceClass) -> int:
         if service_class is not BULK:

@@ -74,6 +74,7 @@ class Demand:
     def __init__(self) -> None:
         self.pace = ServicePace()
         self.slots = 0.0  # as of the last update
+        self.slots_for_idle = 0.0  # as of the last `expect`
         self.slots_total = 0
         self.lent_s = DEFAULT_LENT_S
         self._keys: dict[bytes, _KeyDemand] = {}
@@ -81,7 +82,7 @@ class Demand:
         self._fair_part = 1.0  # of the demand, see `_compute_fair_part`
         self._work = self._squared_work = 0.0  # sums over requests since the last update
         self._slow_mean = self._fast_mean = self._variance = 0.0
-        self._updated_at = 0.0
+        self._updated_at = self._expected_at = 0.0
         # Requests that are not counted yet, without retries, and when they arrived.
         self.arrivals: list[tuple[float, AdmissionRequest]] = []
         # By key and identity: until when a request counts as a retry of a refused one.
@@ -139,22 +140,41 @@ class Demand:
             self._update_averages(now)
         return self.slots
 
-    def _update_averages(self, now: float) -> None:
-        passed_s, self._updated_at = now - self._updated_at, now
-        token_s = self.pace.token_s
+    def expect(self, now: float) -> float:
+        """Returns the demand as idle requests see it: what `update` would return, without those
+        that have just arrived.
+
+        It changes no mean. A mean depends on when it is updated, and that must not depend on idle
+        requests, or others would get their slots at other times than without them.
+        """
+        if now - self._expected_at >= UPDATE_EVERY_S:
+            self._expected_at = now
+            self.slots_for_idle = self._slots(*self._means_at(now))
+        return self.slots_for_idle
+
+    def _means_at(self, now: float) -> tuple[float, float, float]:
+        """Returns the slow mean, the fast one and its variance, with the work since the last
+        update."""
+        passed_s, work = now - self._updated_at, self._work
         slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_WINDOW_S)
-        per_s, work = token_s / passed_s, self._work
-        self._slow_mean = max(0.0, slow_kept * self._slow_mean + (1 - slow_kept) * per_s * work)
-        self._fast_mean = max(0.0, fast_kept * self._fast_mean + (1 - fast_kept) * per_s * work)
+        per_s = self.pace.token_s / passed_s
+        slow_mean = max(0.0, slow_kept * self._slow_mean + (1 - slow_kept) * per_s * work)
+        fast_mean = max(0.0, fast_kept * self._fast_mean + (1 - fast_kept) * per_s * work)
         # The variance of a sum of independent requests is the sum of their squares.
         new = self._squared_work * ((1 - fast_kept) * per_s) ** 2
-        self._variance = fast_kept * fast_kept * self._variance + new
+        return slow_mean, fast_mean, fast_kept * fast_kept * self._variance + new
+
+    def _slots(self, slow_mean: float, fast_mean: float, variance: float) -> float:
+        slots = max(slow_mean, fast_mean - sqrt(variance))
+        return slots * self._fair_part if slots > self.slots_total else slots
+
+    def _update_averages(self, now: float) -> None:
+        means = self._slow_mean, self._fast_mean, self._variance = self._means_at(now)
+        self._updated_at = self._expected_at = now
         self._work = self._squared_work = 0.0
         if now - self._keys_updated_at >= UPDATE_EVERY_S_PER_KEY * len(self._keys):
-            self._update_keys(token_s, now)
-        self.slots = max(self._slow_mean, self._fast_mean - sqrt(self._variance))
-        if self.slots > self.slots_total:
-            self.slots *= self._fair_part
+            self._update_keys(self.pace.token_s, now)
+        self.slots = self.slots_for_idle = self._slots(*means)
         while self.retries and self.retries[first := next(iter(self.retries))] <= now:
             del self.retries[first]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.constraints.idle import (
@@ -245,6 +246,28 @@ def test_an_offline_engine_serves_them_after_bulk() -> None:
     assert granted(core.release("b", 1.0)) == ["b2"]
 
 
+def test_none_of_their_events_updates_what_others_are_owed_or_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+    core = core_with(4, **MEASURED)
+    for number in range(4):
+        core.arrive(f"i{number}", interactive(max_tokens=20), 0.0)
+    queue(core, bulk(), "b")
+    reserve = core.constraints.reserve
+    for demand in (reserve.interactive, reserve.bulk):
+        monkeypatch.setattr(demand, "_update_averages", asked.append)
+    monkeypatch.setattr(reserve, "update", asked.append)
+    queue(core, idle(), "row", at=1.0)
+    core.leave("row", 1.5)
+    core.requeue("again", idle(), 1.0, 2.0)
+    core.queues.remove("b")
+    for now in (3.0, 4.0):
+        core.dispatch(now)
+        core.reclaim.cut_idle(now)
+    assert asked == []
+
+
 ARRIVALS = st.lists(
     st.tuples(
         st.sampled_from((INTERACTIVE, BULK, IDLE, IDLE)),
@@ -298,8 +321,19 @@ class Played:
                 ]
 
 
+# Idle requests wait while nobody else does, when the demand has not been updated for a while.
+QUIET_THEN_MORE = [
+    *((INTERACTIVE, 1, 0.0, ending) for ending in (0, 0, 1, 2)),
+    (IDLE, 1, 0.0, 0),
+    (IDLE, 1, 0.0, 2),
+    (INTERACTIVE, 1, 3.0, 0),
+    (BULK, 3, 0.0, 0),
+]
+
+
 @settings(max_examples=examples(200), deadline=None)
 @given(arrivals=ARRIVALS)
+@example(arrivals=QUIET_THEN_MORE)
 def test_others_get_the_same_slots_in_the_same_order_as_without_them(
     arrivals: list[tuple[Any, int, float, int]],
 ) -> None:

@@ -54,6 +54,16 @@ def test_without_requests_there_is_no_demand() -> None:
     assert Demand().update(100.0) == 0
 
 
+def test_what_idle_requests_expect_of_others_is_the_demand_and_changes_nothing() -> None:
+    asked, alone = a_second_for(10), a_second_for(10)
+    for demand in (asked, alone):
+        arrive(demand, per_s=8, seconds=60)
+        demand.count_arrivals()
+    for at in (160.5, 161.0, 163.0):
+        expected = asked.expect(at)
+    assert expected == asked.update(163.0) == alone.update(163.0) > 0
+
+
 def test_demand_is_arrivals_times_service_time_times_slots() -> None:
     assert arrive(a_second_for(10), per_s=8, seconds=60) == pytest.approx(8, rel=0.05)
     assert arrive(a_second_for(20), per_s=8, seconds=60) == pytest.approx(4, rel=0.05)
