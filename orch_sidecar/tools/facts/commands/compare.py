@@ -43,7 +43,8 @@ docs/how-to/cost.md has each rule."""
 
 _COST_EPILOG: Final = """examples:
   orch facts cost tps_model_gpu.csv --per-hour 2.50
-  orch facts cost home.csv --per-hour 0.22 --used 0.1
+  orch facts cost home.csv --per-hour 0.12 --electricity 0.30/kWh --watts 350 --idle-watts 60 \\
+      --used 0.1
   orch facts cost tps_model_gpu.csv --per-hour 2.50 --json"""
 
 
@@ -59,8 +60,12 @@ def add_commands(commands: Commands) -> None:
     add("--json", action="store_true", help="print the comparison as JSON")
     add("--trusted", type=Path, metavar="KEYS", help="the keys by which evidence is verified")
     add = add_command(commands, "cost", _cost, _COST, _COST_EPILOG, files=files).add_argument
-    per_hour = "price of an accelerator's hour, with electricity: rent, or purchase over its life"
+    per_hour = "price of an accelerator's hour: rent, or purchase over the hours of its life"
     add("--per-hour", type=positive, required=True, metavar="PRICE", help=per_hour)
+    kwh_help = "if the hour does not include it, such as 0.30/kWh"
+    add("--electricity", type=_per_kwh, default=0.0, metavar="PRICE/kWh", help=kwh_help)
+    add("--watts", type=positive, help="measured draw of an accelerator that works, host included")
+    add("--idle-watts", type=positive, help="the same while it does not work")
     used_help = "share of the reserved hours in which it works as in the row (1)"
     add("--used", type=_used, default=1.0, metavar="SHARE", help=used_help)
     add("--json", action="store_true", help="print the costs as JSON")
@@ -87,6 +92,13 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _per_kwh(text: str) -> float:
+    price, unit, _ = text.lower().partition("/kwh")
+    if not unit:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a price for a kWh, such as 0.30/kWh")
+    return positive(price)
+
+
 def _used(text: str) -> float:
     if not (value := share(text)):
         raise argparse.ArgumentTypeError(f"{text!r} must be above 0: unused hours have no tokens")
@@ -94,7 +106,11 @@ def _used(text: str) -> float:
 
 
 def _cost(options: argparse.Namespace) -> int:
-    prices = cost.Prices(options.per_hour, options.used)
+    given = (options.per_hour, options.used, options.electricity, options.watts, options.idle_watts)
+    try:
+        prices = cost.Prices(*given)
+    except ValueError as error:
+        options.usage.error(str(error))
     rows = sound_rows(options.files, "files with faults are not priced: fix them")
     found = cost.priced(rows, prices, beside(*options.files))
     if options.json:

@@ -42,16 +42,33 @@ _HOUR_S: Final = 3600.0
 class Prices:
     """What is paid for one accelerator with its share of the host, in any currency.
 
-    `per_hour`: rent, or purchase over the hours of its life, with the power that it draws. `used`:
-    the share of the hours in which it works.
+    `per_hour`: rent, or purchase over the hours of its life. `used`: the share of the hours in
+    which it works. `per_kwh`: of electricity, 0 where the hour includes it; `watts`, `idle_watts`:
+    what it draws while it works and while it does not. Raises ValueError for electricity without
+    the draws that it needs.
     """
 
     per_hour: float
     used: float = 1.0
+    per_kwh: float = 0.0
+    watts: float | None = None
+    idle_watts: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.per_kwh and self.watts is None:
+            raise ValueError("electricity needs --watts: power is measured or given, never guessed")
+        if self.per_kwh and self.used < 1 and self.idle_watts is None:
+            raise ValueError("electricity of hours that are not all used needs --idle-watts, too")
+
+    @property
+    def electricity(self) -> float:
+        """Of an hour."""
+        drawn = self.used * (self.watts or 0.0) + (1 - self.used) * (self.idle_watts or 0.0)
+        return self.per_kwh * drawn / 1000
 
     def hour(self, accelerators: int) -> float:
         """Returns what a reserved hour of that many accelerators costs; 0: of one machine."""
-        return max(1, accelerators) * self.per_hour
+        return max(1, accelerators) * (self.per_hour + self.electricity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +227,11 @@ _RULE: Final = (
 
 def as_page(found: Costs) -> Page:
     """Returns a table for each label, then the rows without a price."""
-    page = Page("What a million tokens cost")
+    page, electricity = Page("What a million tokens cost"), found.prices.electricity
+    power = f"and {electricity:g} for electricity" if electricity else "electricity included"
     page.text(
-        f"reserved: whole hours at {found.prices.per_hour:g} for each accelerator (or machine); "
-        f"used: {found.prices.used:.0%} of the hours as in the row"
+        f"reserved: whole hours at {found.prices.per_hour:g} for each accelerator (or machine), "
+        f"{power}; used: {found.prices.used:.0%} of the hours as in the row"
     )
     for label, costs in found.costs.items():
         page.section(f"{label}: {_OF_LABELS[label]}")

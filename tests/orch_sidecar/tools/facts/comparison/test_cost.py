@@ -70,6 +70,13 @@ class TestHour:
         found = cost_of(thousand(SINGLE), Prices(3.6, used=0.1))
         assert (found.hour, found.output_with_input) == pytest.approx((3.6, 10.0))
 
+    def test_electricity_is_of_hours_that_are_used_and_of_the_others_at_their_own_draws(
+        self,
+    ) -> None:
+        prices = Prices(3.6, used=0.25, per_kwh=0.5, watts=1000.0, idle_watts=100.0)
+        found = cost_of(thousand(SINGLE, gpu_count=2), prices)
+        assert found.hour == pytest.approx(2 * (3.6 + 0.5 * (0.25 * 1.0 + 0.75 * 0.1)))
+
 
 class TestSharedMachine:
     def test_tokens_are_those_of_requests_within_the_slo(self) -> None:
@@ -181,9 +188,21 @@ class TestCommand:
         assert list(found["costs"]) == ["single_stream", "batched_online", "offline"]
         assert found["costs"]["offline"][0]["output_with_input"] == pytest.approx(1.0)
 
-    def test_share_of_no_hour_is_a_usage_error(self, run: Run, table: Path) -> None:
-        code, _, err = run("cost", table, "--per-hour", "1", "--used", "0")
-        assert (code, "'0' must be above 0: unused hours have no tokens" in err) == (2, True)
+    @pytest.mark.parametrize(
+        ("words", "error"),
+        [
+            ("--electricity 0.30", "'0.30' must be a price for a kWh, such as 0.30/kWh"),
+            ("--electricity 0.30/kWh", "electricity needs --watts"),
+            ("--electricity 0.30/kWh --watts 350 --used 0.5", "needs --idle-watts, too"),
+            ("--used 0", "'0' must be above 0: unused hours have no tokens"),
+        ],
+    )
+    def test_what_makes_no_price_is_a_usage_error(
+        self, run: Run, table: Path, words: str, error: str
+    ) -> None:
+        code, _, err = run("cost", table, "--per-hour", "1", *words.split())
+        assert code == 2
+        assert error in err
 
     def test_table_without_a_price_exits_with_1(self, run: Run, tmp_path: Path) -> None:
         append(tmp_path / "t.csv", [fact()])
