@@ -89,6 +89,11 @@ class AdmissionConstraints:
         self._absolute = tuple(
             tuple(each for each in of_class if each.absolute) for of_class in self._of_class
         )
+        # Beside idle ones alone others lack only what these give back: slots, and their blocks.
+        self._beside_idle = tuple(
+            tuple(each for each in of_class if each.absolute or each is self.kv or one is IDLE)
+            for one, of_class in zip(ServiceClass, self._of_class, strict=True)
+        )
         self._limiting_room = _overriding("room", self._of_class)
         # Those that say how long they block a request; those that block some and let others pass,
         # and of these those that do not say so.
@@ -159,7 +164,7 @@ class AdmissionConstraints:
         occupancy.idle = idle = ledger.idle
         occupancy.taken = taken = ledger.leased + ledger.foreign - idle
         occupancy.interactive, occupancy.due = ledger.interactive, due
-        of_class = self._of_class if taken or idle else self._absolute
+        of_class = self._of_class if taken else self._beside_idle if idle else self._absolute
         for each in of_class[request.service_class.rank]:
             if each.blocks(request, occupancy, now):
                 return each

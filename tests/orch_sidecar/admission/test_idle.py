@@ -246,6 +246,17 @@ def test_an_offline_engine_serves_them_after_bulk() -> None:
     assert granted(core.release("b", 1.0)) == ["b2"]
 
 
+def test_the_reserve_keeps_no_request_from_an_engine_that_only_they_use() -> None:
+    for rows in ([], ["row"]):
+        core = core_with(4, **MEASURED)
+        core.arrive("i", interactive(4, max_tokens=2000), 0.0)
+        core.release("i", 1.0)
+        core.engine_reports(report(4, **MEASURED), 1.0)
+        fill(core, idle(), *rows, at=1.0)
+        assert core.constraints.reserve.reserved(1.0) > 1
+        fill(core, bulk(3), "b", at=1.0)
+
+
 def test_none_of_their_events_updates_what_others_are_owed_or_ask_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
