@@ -27,9 +27,11 @@ from orch_sidecar.wire.unreadable import UNREADABLE, refusal_of
 
 T = TypeVar("T")
 
-# For how long all bodies together are outlined in one turn of the event loop. Not one slice in a
-# turn: on a busy loop a turn takes a millisecond, and a large body has a thousand slices.
+# For how long all bodies together are outlined and joined in one turn of the event loop. Not one
+# slice in a turn: a turn of a busy loop takes a millisecond, and a large body has many slices.
 _TURN_AFTER_S: Final = 0.002
+# By which a body shows its encoding.
+_ENCODING_BYTES: Final = 4
 # Slices of most bodies: one ends within a long text, and one after it.
 _FEW_SLICES: Final = 2
 
@@ -157,14 +159,18 @@ class BodyReader:
         """
         async with self._outline_lock:
             while (at := outline.read_bytes - begin) < len(part):
-                now = time.perf_counter()
-                if self._turn_ends_at is None:
-                    self._turn_ends_at = now + _TURN_AFTER_S
-                    self._loop.call_soon(self._end_turn)
-                elif now >= self._turn_ends_at:
+                if self._is_turn_over():
                     await asyncio.sleep(0)
-                    continue
-                outline.feed(part, at)
+                else:
+                    outline.feed(part, at)
+
+    def _is_turn_over(self) -> bool:
+        """Whether large bodies have taken their time of this turn of the event loop."""
+        now = time.perf_counter()
+        if self._turn_ends_at is None:
+            self._turn_ends_at = now + _TURN_AFTER_S
+            self._loop.call_soon(self._end_turn)
+        return now >= self._turn_ends_at
 
     def _end_turn(self) -> None:
         self._turn_ends_at = None
@@ -187,12 +193,16 @@ class BodyReader:
             if beyond > 0 and (refusal := self.reserve(holder, beyond)) is not None:
                 return refusal
             if outline is not None and size > WHOLE_BYTES:
-                # The first part may be shorter than the four bytes that show the encoding.
-                begun = outline.read_bytes
-                arrived = parts[-1] if begun else b"".join(parts)
-                if not self._begin(arrived, outline, begun):
-                    await self._outline(arrived, outline, begun)
-        return b"".join(parts)
+                if len(parts[0]) < _ENCODING_BYTES:
+                    parts = [b"".join(parts)]
+                for each in parts[-1:] if outline.read_bytes else parts:
+                    begin = outline.read_bytes
+                    if not self._begin(each, outline, begin):
+                        await self._outline(each, outline, begin)
+        while True:
+            if size <= WHOLE_BYTES or not self._is_turn_over():
+                return b"".join(parts)
+            await asyncio.sleep(0)
 
     def reserve(self, holder: Holder, size: int) -> Refusal | None:
         """Reserves more bytes for a request, if the budget has them."""
