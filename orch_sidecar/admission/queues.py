@@ -146,6 +146,7 @@ class Queues:
         self._expiring = _LeastFirst(self._queued)
         self._delayed = _LeastFirst(self._queued)  # bulk requests, by `delay_s`
         self.depth = 0  # requests of all classes
+        self.urgent = 0  # those of them that are not idle ones, which keep nobody waiting
 
     def line(self, service_class: ServiceClass) -> FairQueue:
         """Returns the line of a class, with the shares of its keys."""
@@ -156,11 +157,6 @@ class Queues:
         return self._aside[service_class.rank]
 
     # What is queued
-
-    @property
-    def urgent(self) -> int:
-        """Requests of all classes except idle ones, which keep nobody waiting."""
-        return self.depth - self.size(IDLE) if self.depth else 0
 
     def size(self, service_class: ServiceClass) -> int:
         """Returns how many requests of a class are queued."""
@@ -214,6 +210,8 @@ class Queues:
         self.lines[rank].add(queued, at_head=at_head)
         self._queued[queued.ticket] = queued
         self.depth += 1
+        if request.service_class is not IDLE:
+            self.urgent += 1
         if request.is_later_part:
             self._later[rank] += 1
         self._expiring.add(queued.expires_at, queued.ticket)
@@ -231,6 +229,8 @@ class Queues:
         else:
             self.lines[rank].remove(queued)
         self.depth -= 1
+        if queued.request.service_class is not IDLE:
+            self.urgent -= 1
         if queued.request.is_later_part:
             self._later[rank] -= 1
         self._expiring.prune()
