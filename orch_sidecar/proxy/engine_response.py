@@ -100,7 +100,6 @@ class EngineResponse:
         "_head",
         "_holds",
         "_is_fast",
-        "_is_stream",
         "_paused",
         "_rejection",
         "_sink",
@@ -137,7 +136,7 @@ class EngineResponse:
         self._withheld: bytearray | None = None
         self._holds = holds
         self._paused = self.client_limited = self._is_fast = False
-        self._is_stream, self._folded_at = events, 0.0
+        self._folded_at: float | None = 0.0 if events else None
         self.answer = AnswerReader(events)
         self._content = self.answer.content
         self.complete = False
@@ -147,7 +146,7 @@ class EngineResponse:
         self.rejected: backpressure.Rejection | None = None
         self.status = 0
         self.reads = 0
-        self.done: asyncio.Future[None] = asyncio.Future(loop=connections.loop)
+        self.done: asyncio.Future[None] = asyncio.Future()  # faster than the loop makes it
 
     @property
     def is_unseen(self) -> bool:
@@ -278,9 +277,10 @@ class EngineResponse:
     def _go_on(self, folds: bool) -> None:
         """Folds the answer, and rests if its events come faster than anybody looks at them."""
         if folds:
-            events, now = len(self._content), self._connections.loop.time()
-            self._is_fast = self._is_stream and events > (now - self._folded_at) * FAST_PER_S
-            self._folded_at = now
+            since = self._folded_at
+            if since is not None:
+                events, self._folded_at = len(self._content), self._connections.loop.time()
+                self._is_fast = events > (self._folded_at - since) * FAST_PER_S
             self.answer.fold()
         if self._is_fast and self._connection is not None:
             self._connections.rest(self._connection, self.end_rest)
@@ -302,7 +302,7 @@ class EngineResponse:
             ):
                 self._withheld = bytearray()
             self._sink.begin(head)
-            if self._is_stream:
+            if self._folded_at is not None:
                 self._folded_at = self._connections.loop.time()
             body: Body
             if head.length == len(data) and data and head.status not in _BODILESS:

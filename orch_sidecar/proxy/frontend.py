@@ -108,9 +108,13 @@ class Frontend:
         self._common_headers = common_headers
         self._salts = salts
         self._ids: list[str] = []  # each is used once
-        self.active = 0
         # Set as each request ends, while the sidecar stops.
         self.request_ended: asyncio.Event | None = None
+
+    @property
+    def active(self) -> int:
+        """Requests that are being served."""
+        return len(self._in_flight)
 
     def configure(self, settings: SidecarSettings) -> None:
         """Applies these settings to new requests."""
@@ -135,7 +139,6 @@ class Frontend:
         request: Request | None = None
         outcome: Outcome | Reason = CANCELLED
         status: int | None = None
-        self.active += 1
         try:
             key = self._authorizer.check(path, http) if key_check is None else key_check(path, http)
             if (
@@ -169,11 +172,10 @@ class Frontend:
             _reset_begun(request)
             raise  # ClientConnection logs it and answers
         finally:
-            self.active -= 1
-            if self.request_ended is not None:
-                self.request_ended.set()
             if request is not None and name is not None:
                 self._give_back(request, name)
+            if self.request_ended is not None:
+                self.request_ended.set()
             record.end(outcome, status)
             self._metrics.request_ended(record)
             if trace is not None:

@@ -108,16 +108,18 @@ class ClientConnection(web.RequestHandler):
         """
         ready, turn = self._requests.ready, self.turn
         if not ready:
-            # Without a loop, it asks the system for the process, and then for the loop.
-            waiter = self._waiter = asyncio.Future(loop=self._loop)
+            waiter = self._waiter = asyncio.Future()
             try:
                 await waiter
-            finally:
+            except asyncio.CancelledError:
                 self._waiter = None
                 if waiter.done() and not waiter.cancelled():
                     turn.starting -= 1
-                    if turn.waiting:
-                        turn.go_on()
+                    turn.go_on()
+                raise
+            turn.starting -= 1
+            if turn.waiting:
+                turn.go_on()
             if not ready:
                 return False  # its client left while it waited for its turn
         request = ready.popleft()
@@ -219,9 +221,9 @@ class ClientConnection(web.RequestHandler):
             requests.parse_slices(data)
         if ready := requests.ready:
             waiter = self._waiter
-            if waiter is not None and not waiter.done():
+            if waiter is not None:
                 self._waiter, turn = None, self.turn  # aiohttp ends connections that have one
-                if turn.starting or turn.waiting:
+                if turn.starting:
                     turn.start(waiter)
                 else:
                     turn.starting = 1

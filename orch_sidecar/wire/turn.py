@@ -27,7 +27,7 @@ class Turn:
     """The turns of the event loop, as the connections of one listener share them.
 
     `active`: requests that are being served. `starting`: tasks that are woken for a request, and
-    have not run yet. `waiting`: those that are woken in a later turn, by what they wait for.
+    have not run yet; 1 where only `waiting` ones are to be woken next, by what they wait for.
     `unwritten`: what is written at the end of this turn.
     """
 
@@ -49,11 +49,12 @@ class Turn:
 
     def go_on(self) -> None:
         """Has others start once the event loop has read, if all that were woken have run."""
-        if not self.starting:
+        if not self.starting and self.waiting:
+            self.starting = 1  # those that come meanwhile wait behind them
             asyncio.get_running_loop().call_soon(self._start_others)
 
     def _start_others(self) -> None:
-        waiting = self.waiting
+        waiting, self.starting = self.waiting, 0
         most = max(STARTS_PER_TURN, len(waiting) // _PART_STARTED)
         while waiting and self.starting < most:
             waiter = waiting.popleft()
