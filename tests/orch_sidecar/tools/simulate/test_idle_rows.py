@@ -11,7 +11,7 @@ from tests.benchmarks.idle.virtual import Load, outcome
 @pytest.mark.parametrize(
     ("load", "numbers", "share"),
     [
-        pytest.param(Load(0.4, 0, seconds=60.0), (12, 16), OF_BEST, id="alone"),
+        pytest.param(Load(0.4, 0, seconds=60.0), (8, 12, 16), OF_BEST, id="alone"),
         # It takes the loss of bulk requests for greater than it is.
         pytest.param(Load(0.4, 24, seconds=60.0), (24, 32), 0.7, id="beside bulk requests"),
     ],
