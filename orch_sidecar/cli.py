@@ -24,6 +24,7 @@ from orch_sidecar.config.pool_settings import in_home
 from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.contracts.profile import ProfileError
 
+_COMPLETION: Final = "tools.completion"
 _UP: Final = "tools.local.up"
 
 # Each command, the module whose `main` runs it (imported on demand), and its help. A module's
@@ -40,7 +41,7 @@ _COMMANDS: Final = {
     "top": ("tools.top.cli", "show what a sidecar does, live in a terminal or once for a script"),
     "drain": ("tools.drain", "drain the pools of a sidecar, and wait until they are empty"),
     "facts": ("tools.facts.cli", "check, merge and compare labelled throughput figures"),
-    "completion": (None, "print the completion script of a shell"),
+    "completion": (_COMPLETION, "print the completion script of a shell"),
 }
 
 _Parser = argparse.ArgumentParser
@@ -74,11 +75,6 @@ Each setting is a flag, an environment variable ORCH_<NAME>, or a key of the YAM
 --config or ORCH_CONFIG, in this order of precedence. Traces are configured by the standard OTEL_*
 variables."""
 
-_COMPLETION_HELP: Final = """Prints the completion script of a shell. To install it:
-
-  orch completion bash > ~/.local/share/bash-completion/completions/orch
-  orch completion zsh > ~/.zfunc/_orch     (~/.zfunc must be in fpath)"""
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; exits with 2 for bad usage and with 1 if the command failed."""
@@ -86,10 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = _parser(lambda name: ()).parse_args(words[:1]).command
     module, _ = _COMMANDS[command]
     try:
-        if command == "completion":
-            _completion(words[1:])
-        elif module is None:
+        if module is None:
             _sidecar(words[1:])
+        elif module == _COMPLETION:
+            script = importlib.import_module(f"orch_sidecar.{module}").script
+            print(script(words[1:], lambda: _parser(_arguments)))
         elif module == _UP:
             importlib.import_module(f"orch_sidecar.{module}").main(words[1:], read_settings)
         else:
@@ -131,36 +128,7 @@ def _arguments(name: str) -> Sequence[argparse.ArgumentParser]:
     if module is not None:
         parser: _Parser = importlib.import_module(f"orch_sidecar.{module}").parser()
         return (parser,)
-    return (_completion_parser() if name == "completion" else _source(SidecarSettings).root_parser,)
-
-
-def _completion(arguments: list[str]) -> None:
-    """Prints the script by which a shell completes the commands; imports what all of them need."""
-    shell = _completion_parser().parse_args(arguments).shell
-    try:
-        import shtab
-    except ImportError:
-        sys.exit("orch completion: it needs shtab: pip install shtab")
-    commands = _parser(_arguments)
-    _complete_paths(commands, shtab.FILE)
-    print(shtab.complete(commands, shell))
-
-
-def _completion_parser() -> _Parser:
-    form = argparse.RawDescriptionHelpFormatter
-    found = _Parser(prog="orch completion", description=_COMPLETION_HELP, formatter_class=form)
-    found.add_argument("shell", choices=("bash", "zsh"))
-    return found
-
-
-def _complete_paths(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Lets arguments that are paths be completed by the names of files."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                _complete_paths(each, files)
-        elif action.type is Path or action.metavar in ("FILE", "HTML", "JSON"):
-            action.complete = files  # type: ignore[attr-defined]  # shtab's attribute
+    return (_source(SidecarSettings).root_parser,)
 
 
 def _sidecar(arguments: list[str]) -> None:
