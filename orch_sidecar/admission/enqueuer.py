@@ -1,7 +1,7 @@
 """Decides which requests may queue, for how long, and which are evicted for others.
 
 Pure: times are seconds of a monotonic clock. Queues and waits are bounded here, by what `forecast`
-predicts; `precedence` decides the order of dispatch. A refused request is told when to come again.
+predicts; `precedence` decides the order of dispatch. A refusal says when to try again.
 """
 
 from __future__ import annotations

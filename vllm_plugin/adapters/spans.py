@@ -262,7 +262,7 @@ class RequestSpanEncoder:
         return message
 
     def _new_form(self, span: ReadableSpan) -> _Form:
-        """Encodes a span slowly, with the constant labels, cut as the SDK is told to cut."""
+        """Encodes a span by the SDK's encoder, with the constant labels within its limits."""
         whole = _scope_of_last(encode_spans([span]), REQUEST_SPAN).spans[0]
         own = len(whole.attributes)
         constant = BoundedAttributes(

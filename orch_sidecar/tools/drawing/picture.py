@@ -139,8 +139,8 @@ def element_of(chart: Chart, number: int) -> Element:
 def _saved(figure: Any, form: str, **look: Any) -> bytes:
     out = io.BytesIO()
     with warnings.catch_warnings():
-        # A picture has a box for what the font cannot draw; a page has the text itself. Beside
-        # names that are wider than their place there is no room for a chart.
+        # A picture has a box for what the font cannot draw; a page has the text itself. A
+        # chart whose names leave it no room gets matplotlib's default layout.
         warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
         # No date in an SVG: equal charts make equal bytes.
         figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else {}, **look)

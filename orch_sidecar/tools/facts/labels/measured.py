@@ -180,7 +180,7 @@ def engine_of(state: Snapshot) -> Engine:
 
 
 def engine_between(states: States) -> KnownEngine:
-    """Returns what an engine reports of itself, and what it did between two states."""
+    """Returns an engine with its settings, and its batches between two states."""
     state, ratio = states.before, {names.PREFIX_HIT_RATIO: states.prefix_hit_ratio}
     settings = {"profile": state.profile, **state.conditions, **ratio}
     return KnownEngine(engine_of(state), states.batches, settings)
