@@ -41,7 +41,7 @@ from pydantic import (
 
 from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
 from orch_sidecar.tools.facts.labels.documents import documents_in, parsed_as
-from orch_sidecar.tools.facts.tables.table import UnreadableFile, decoded, parse
+from orch_sidecar.tools.facts.tables.table import decoded, parse
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 # A block of less than one token of a scaled trace still distinguishes prefixes.
@@ -78,7 +78,7 @@ class Trace:
     def window(self, from_s: float, until_s: float = inf) -> Trace:
         """Returns the requests that arrived in that part, `until_s` excluded, from its start on.
 
-        Raises UnreadableFile for a part without requests.
+        Raises ValueError for a part without requests.
         """
         found = tuple(
             replace(each, at_s=each.at_s - from_s)
@@ -86,7 +86,7 @@ class Trace:
             if from_s <= each.at_s < until_s
         )
         if not found:
-            raise UnreadableFile(
+            raise ValueError(
                 f"{self.name}: no request arrived from {from_s:g} to {until_s:g} s: the window "
                 f"must overlap the {self.requests[-1].at_s:g} s of the trace"
             )
@@ -177,7 +177,7 @@ class _Row(BaseModel):
 
 
 def read(path: Path | str) -> Trace:
-    """Returns the trace in a file. Raises OSError and UnreadableFile."""
+    """Returns the trace in a file. Raises OSError and ValueError."""
     path = Path(path)
     content, name = path.read_bytes(), str(path)
     is_json = content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
@@ -188,7 +188,7 @@ def read(path: Path | str) -> Trace:
     # Those without a prompt or without an answer failed, or were cancelled there.
     kept = [row for _, row in lines if row.prompt_tokens and row.output_tokens]
     if not kept:
-        raise UnreadableFile(f"{path}: the file must contain at least one answered request")
+        raise ValueError(f"{path}: the file must contain at least one answered request")
     began, unit_s = min(row.at_s for row in kept), 1e-3 if in_ms else 1.0
     requests = (
         TracedRequest(
@@ -201,7 +201,7 @@ def read(path: Path | str) -> Trace:
 
 
 def _row(stated: object, place: str) -> _Row:
-    """Returns what a line states; null is nothing. Raises UnreadableFile."""
+    """Returns what a line states; null is nothing. Raises ValueError."""
     if isinstance(stated, dict):
         stated = {column: value for column, value in stated.items() if value is not None}
     return parsed_as(_Row, stated, place)
@@ -217,11 +217,11 @@ def _csv_lines(name: str, content: bytes) -> Iterator[tuple[int, dict[str, str]]
         known = "; or ".join(map(", ".join, _FORMATS))
         found = ascii(", ".join(head) or "none")[1:-1]
         rule = f"they must include those of a known trace: {known}; or the file must be JSONL"
-        raise UnreadableFile(f"{name}:1: the columns are {found[:_SHOWN]}: {rule}")
+        raise ValueError(f"{name}:1: the columns are {found[:_SHOWN]}: {rule}")
     for line, cells in rows[1:]:
         if cells and len(cells) != len(head):
             rule = f"it must have the {len(head)} of the first line"
-            raise UnreadableFile(f"{name}:{line}: the row has {len(cells)} cells: {rule}")
+            raise ValueError(f"{name}:{line}: the row has {len(cells)} cells: {rule}")
         if cells:
             values = dict(zip(head, cells, strict=True))
             yield line, {each: values[each] for each in columns}
@@ -240,7 +240,7 @@ def _block_tokens(name: str, lines: Sequence[tuple[int, _Row]]) -> int | None:
         if least > most:
             rule = f"as many as blocks of one size need for input_length {row.prompt_tokens}"
             problem = f"the number of {_BLOCKS} is {count}: it must be {rule}"
-            raise UnreadableFile(f"{name}:{line}: {problem}")
+            raise ValueError(f"{name}:{line}: {problem}")
     if not any(row.blocks for _, row in lines):
         return None
     return next((usual for usual in _USUAL if least <= usual <= most), least)
@@ -289,7 +289,7 @@ def add_bulk_clients(group: argparse._ActionsContainer, lengths: str) -> None:
 def traces_of(options: argparse.Namespace) -> tuple[Trace, Trace | None]:
     """Returns the parts of the traces that the options define, the second None if not given.
 
-    Raises OSError and UnreadableFile.
+    Raises OSError and ValueError.
     """
 
     def part(path: Path) -> Trace:

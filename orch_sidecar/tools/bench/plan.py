@@ -186,7 +186,7 @@ def scenario_of(options: argparse.Namespace) -> Scenario:
     `add_arrivals` has its arrivals among them.
 
     Raises ValueError for an option that breaks a rule, with the option, its value and the rule, and
-    OSError and UnreadableFile for a file that is no trace.
+    OSError and ValueError for a file that is no trace.
     """
     found: dict[str, Any] = given(options, _STATED) | {"slo_ms": slo_of(options)}
     return Scenario(**found if "arrivals" in found else found | _arrivals(options))

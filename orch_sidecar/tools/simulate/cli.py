@@ -113,7 +113,7 @@ def shape_of(options: argparse.Namespace, profile: Profile) -> EngineShape:
 def traffic_of(options: argparse.Namespace) -> tuple[Workload | Replay, BulkClients | None]:
     """Returns the requests with a schedule, and the clients beside them, None without any.
 
-    Raises OSError and UnreadableFile.
+    Raises OSError and ValueError.
     """
     numbers = {name: getattr(options, name) for name in _WORKLOAD}
     workload = Workload(**numbers)

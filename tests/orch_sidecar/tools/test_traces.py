@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from contextlib import suppress
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.traces import (
     Trace,
     TracedRequest,
@@ -45,7 +43,7 @@ def test_window_without_end_goes_to_the_last_request() -> None:
 
 
 def test_window_without_requests_is_an_error() -> None:
-    with pytest.raises(UnreadableFile, match=r"some.csv: no request arrived from 6 to 9 s.* 5 s o"):
+    with pytest.raises(ValueError, match=r"some.csv: no request arrived from 6 to 9 s.* 5 s o"):
         TRACE.window(6, 9)
 
 
@@ -76,7 +74,7 @@ def parsed(file: Path, text: str) -> Trace:
 
 def objection(file: Path, text: str) -> str:
     """Returns the error without the folder of the file."""
-    with pytest.raises(UnreadableFile) as raised:
+    with pytest.raises(ValueError, match=f"^{file}") as raised:
         parsed(file, text)
     return str(raised.value).replace(f"{file.parent}/", "")
 
@@ -197,7 +195,7 @@ def test_error_names_file_line_value_and_rule(file: Path, text: str, wanted: str
 
 def test_file_must_be_utf_8(file: Path) -> None:
     file.write_bytes(AZURE.encode() + b"\xff\n")
-    with pytest.raises(UnreadableFile, match=r"trace:2: the text is not UTF-8, .* 0xff"):
+    with pytest.raises(ValueError, match=r"trace:2: the text is not UTF-8, .* 0xff"):
         read(file)
 
 
@@ -205,8 +203,12 @@ def test_file_must_be_utf_8(file: Path) -> None:
 def test_any_text_is_a_trace_or_an_invalid_one(tmp_path_factory: Any, text: str) -> None:
     file = tmp_path_factory.mktemp("any") / "trace"
     file.write_bytes(text.encode("utf-8", "replace"))
-    with suppress(UnreadableFile):
-        assert read(file).requests
+    sound: object
+    try:
+        sound = read(file).requests
+    except ValueError as error:
+        sound = str(error).startswith(str(file))
+    assert sound
 
 
 @pytest.mark.parametrize(

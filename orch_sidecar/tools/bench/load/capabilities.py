@@ -13,7 +13,7 @@ from orch_sidecar.api.refusal import error_text
 from orch_sidecar.tools.bench.load.call import shown
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
 from orch_sidecar.tools.facts.labels.documents import parse_json
-from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
 
 _TIMEOUT_S: Final = 10.0
 _SHOWN: Final = 300  # characters of an error response
@@ -108,7 +108,7 @@ async def read_capabilities(endpoint: Endpoint) -> Capabilities | None:
         return None
     try:
         return Capabilities(document, parse_snapshot(document, endpoint.pool))
-    except InvalidSnapshot as error:
+    except ValueError as error:
         raise EndpointError(f"{endpoint.url}{_PATH}: {error}") from error
 
 

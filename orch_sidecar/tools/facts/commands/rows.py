@@ -30,9 +30,8 @@ from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, r
 from orch_sidecar.tools.facts.labels.documents import parse_all
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.spans import Span, all_spans, read_file, search
 from orch_sidecar.tools.facts.traces.traffic import (
     ID_PAUSE_S,
@@ -223,7 +222,7 @@ def _make_rows(
         traffic = build_traffic(spans)
         found = group_scenarios(traffic, options.gap, first_ns, last_ns)
     except ValueError as error:
-        raise UnreadableFile(f"{source}: {error}") from None
+        raise ValueError(f"{source}: {error}") from None
     selected = [each for each in found if options.scenario in (None, each.key.scenario)]
     named = Source(source, options.model_id, options.model_name)
     judged = [judge_scenario(each, named) for each in selected if not each.is_warmup]
@@ -318,7 +317,7 @@ def _run_batch(options: argparse.Namespace) -> int:
 
 
 def _batch_row(options: argparse.Namespace) -> Row:
-    """Reads a batch from its sidecar. Raises Rejection, ValidationError and UnreadableFile."""
+    """Reads a batch from its sidecar. Raises Rejection and ValueError."""
     key, place = os.environ.get("OPENAI_API_KEY"), f"{options.url}/v1/batches/"
     place += quote(options.batch, safe="")
     batch = batches.Batch.model_validate(parse_all(place, read_url(place, key))[0][1])
@@ -361,7 +360,8 @@ def _states(options: argparse.Namespace) -> States:
 
 
 def _snapshot(path: Path, pool: str | None) -> Snapshot:
+    document = parse_all(str(path), path.read_bytes())[0][1]
     try:
-        return parse_snapshot(parse_all(str(path), path.read_bytes())[0][1], pool)
-    except InvalidSnapshot as error:
-        raise UnreadableFile(f"{path}: {error}") from None
+        return parse_snapshot(document, pool)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -32,7 +32,7 @@ from orch_sidecar.tools.facts.tables.check import (
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.notes import EVIDENCE, LOADED, SETTING_NAMES, UNKNOWN
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label, Row
-from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
+from orch_sidecar.tools.facts.tables.table import Table
 from orch_sidecar.tools.terminal import escaped, print_json
 
 _CHECK: Final = """Reports the faults of tables of facts by line and column.
@@ -210,19 +210,19 @@ def _name(file_name: str) -> str:
 
 
 def read_trusted(path: Path | None) -> TrustedKeys:
-    """Reads a file of trusted keys; none without a file. Raises OSError and UnreadableFile."""
+    """Reads a file of trusted keys; none without a file. Raises OSError and ValueError."""
     if path is None:
         return {}
     _require_cryptography()
     try:
         return parse_trusted(path.read_text(encoding="utf-8"))
     except ValueError as error:  # also of another encoding
-        raise UnreadableFile(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _require_cryptography() -> None:
     if importlib.util.find_spec("cryptography") is None:
-        raise UnreadableFile("signatures need the package cryptography: install it")
+        raise ValueError("signatures need the package cryptography: install it")
 
 
 def beside(*paths: Path) -> ReadEvidence:

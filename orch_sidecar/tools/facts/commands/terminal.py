@@ -17,7 +17,7 @@ from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import append, read
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import UnreadableFile, record_text, row_fields
+from orch_sidecar.tools.facts.tables.table import record_text, row_fields
 from orch_sidecar.tools.terminal import print_error, print_json
 
 _TIMEOUT_S: Final = 60.0
@@ -69,7 +69,7 @@ def http_url(text: str) -> str:
 
 
 def read_url(url: str, key: str | None = None) -> bytes:
-    """Returns what a server has there. `key`: of its client. Raises UnreadableFile."""
+    """Returns what a server has there. `key`: of its client. Raises ValueError."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 (the scheme was checked)
     try:
@@ -81,13 +81,12 @@ def read_url(url: str, key: str | None = None) -> bytes:
         reason: object = f"{error.code} {error.reason}: {body:.{_SHOWN_CHARACTERS}}"
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else repr(error)
-    raise UnreadableFile(f"cannot read {url.partition('?')[0]}: {reason}") from None
+    raise ValueError(f"cannot read {url.partition('?')[0]}: {reason}") from None
 
 
 def write_rows(options: argparse.Namespace, rows: Sequence[Row], others: Sequence[str]) -> None:
     """Appends rows to --output, or prints them as a table with a header, nothing without rows; with
-    --json as a list. `others`: why the others are none. Raises Unavailable, OSError and
-    UnreadableFile."""
+    --json as a list. `others`: why the others are none. Raises Unavailable, OSError, ValueError."""
     if options.output is not None and rows:
         added = append(options.output, rows)
         print_error(f"{options.output}: {added} added, {len(rows) - added} already present")
@@ -102,7 +101,7 @@ def write_rows(options: argparse.Namespace, rows: Sequence[Row], others: Sequenc
 
 def sound_rows(paths: Sequence[Path], why: str) -> list[LocatedRow]:
     """Returns the rows of tables. Where these have faults it prints them, and raises Unavailable
-    with `why`, what is not done then. Raises OSError and UnreadableFile."""
+    with `why`, what is not done then. Raises OSError and ValueError."""
     tables = list(map(read, paths))
     if faults := [str(fault) for table in tables for fault in check(table)]:
         print_error("\n".join(faults))

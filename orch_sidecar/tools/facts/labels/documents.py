@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
-from orch_sidecar.tools.facts.tables.table import UnreadableFile, decoded
+from orch_sidecar.tools.facts.tables.table import decoded
 
 # Those of 64 bits. An integer of more is no count, and may be too large for a float.
 _MOST_DIGITS: Final = 20
@@ -54,11 +54,11 @@ def first_problem(error: ValidationError) -> Problem:
 
 
 def parsed_as(model: type[_Model], document: object, what: str) -> _Model:
-    """Returns what a model has of a document. Raises UnreadableFile, which begins with `what`."""
+    """Returns what a model has of a document. Raises ValueError, which begins with `what`."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise UnreadableFile(f"{what}{first_problem(error)}") from None
+        raise ValueError(f"{what}{first_problem(error)}") from None
 
 
 def parse_json(payload: bytes, what: str) -> Any:
@@ -81,7 +81,7 @@ def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
     """Parses a file with at least one document in UTF-8, with or without byte order marks.
 
     Yields each with the line in which it begins, from 1: a file may be larger than what is made of
-    it. Raises UnreadableFile.
+    it. Raises ValueError.
     """
     text, at, line = decoded(name, content, "utf-8-sig"), 0, 1
     try:
@@ -97,7 +97,7 @@ def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
         rule = str(error)
     else:
         return
-    raise UnreadableFile(f"{name}:{line}: invalid JSON: {rule}")
+    raise ValueError(f"{name}:{line}: invalid JSON: {rule}")
 
 
 def _parsed(parse: Callable[..., Any], *given: Any) -> Any:

@@ -29,10 +29,6 @@ _Seconds = Annotated[float, Field(ge=0, lt=1e12)]  # 30 000 years
 _BY_ITS_NAME: Final = ConfigDict(populate_by_name=True, allow_inf_nan=False)
 
 
-class InvalidSnapshot(ValueError):
-    """A document without the state that a measurement needs; the message names the field."""
-
-
 Settings = dict[str, str | int]
 # As where they are not reported.
 _NOT_NOTED: Final = {names.LOADED: names.UNKNOWN, names.DATA_PARALLEL: "1"}
@@ -125,7 +121,7 @@ _SNAPSHOT: Final = TypeAdapter(Snapshot)
 def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
     """Parses the state of the engine of a pool (by default the only one).
 
-    Raises InvalidSnapshot.
+    Raises ValueError.
     """
     entries = _entries(document)
     pools = ", ".join(str(entry.get("pool")) for entry in entries) or "none"
@@ -133,10 +129,10 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
         entries = [entry for entry in entries if entry.get("pool") == pool]
     if len(entries) != 1:
         which = "a pool must be given" if pool is None else f"there must be one pool {pool!r}"
-        raise InvalidSnapshot(f"{which}: the document has {pools}")
+        raise ValueError(f"{which}: the document has {pools}")
     [entry] = entries
     if "engine" in entry and entry["engine"] is None:
-        raise InvalidSnapshot(
+        raise ValueError(
             f"the engine of the pool {entry.get('pool')!r} has not reported yet: "
             f"it is {entry.get('state')}"
         )
@@ -147,13 +143,11 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
         problem = first_problem(error)
     hidden = problem.place.startswith("prefix_cache") and problem.missing
     hint = "; where clients have API keys, the key needs metrics: true" if hidden else ""
-    raise InvalidSnapshot(f"{problem}{hint}")
+    raise ValueError(f"{problem}{hint}")
 
 
 def _entries(document: Any) -> list[Mapping[str, Any]]:
     entries = document.get("engines") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(each, Mapping) for each in entries):
-        raise InvalidSnapshot(
-            "the document has no list `engines`: it must come from /v1/capabilities"
-        )
+        raise ValueError("the document has no list `engines`: it must come from /v1/capabilities")
     return entries

@@ -19,20 +19,13 @@ from typing import Final
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.facts.tables.check import header_fault, row_faults, sifted, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import (
-    Table,
-    UnreadableFile,
-    decoded,
-    parse,
-    row_fields,
-    with_records,
-)
+from orch_sidecar.tools.facts.tables.table import Table, decoded, parse, row_fields, with_records
 
 _ADDED: Final = "the rows to be added"
 
 
 def read(path: Path) -> Table:
-    """Reads a table. Raises OSError, and UnreadableFile for a file that is not UTF-8 or not CSV."""
+    """Reads a table. Raises OSError, and ValueError for a file that is not UTF-8 or not CSV."""
     return parse(str(path), decoded(str(path), path.read_bytes()))
 
 
@@ -57,9 +50,9 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     """Appends rows to a file, creates it if necessary, and returns how many rows were added.
 
     A row that the file contains already, in every field, is not added again. Existing rows keep
-    their bytes. Nothing is written on errors. Raises UnreadableFile for a file with another header,
-    Unavailable for a row that contradicts one of the same measurement or run, ValueError for a row
-    in which `check` would find a fault, OSError.
+    their bytes. Nothing is written on errors. Raises ValueError for a file with another header, and
+    for a row in which `check` would find a fault, Unavailable for a row that contradicts one of the
+    same measurement or run, OSError.
     """
     made = with_records(Table(_ADDED), [COLUMNS, *map(row_fields, rows)])
     if faults := [fault.text for record in made.rows for fault in row_faults(record)]:
@@ -86,7 +79,7 @@ def check_appendable(path: Path) -> Table:
         table = with_records(table, [COLUMNS])
     fault = header_fault(table)
     if fault is not None:
-        raise UnreadableFile(str(fault))
+        raise ValueError(str(fault))
     return table
 
 

@@ -24,10 +24,6 @@ _MARK: Final = "\ufeff"
 _SIGNIFICANT_DIGITS: Final = 6
 
 
-class UnreadableFile(ValueError):
-    """A file that cannot be parsed at all; the message names the location and the rule."""
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """A row, the header, or an empty line (no fields). `line`: where it starts, from 1."""
@@ -61,20 +57,20 @@ class Table:
 
 
 def decoded(name: str, content: bytes, encoding: str = "utf-8") -> str:
-    """Returns the text of a file; in `utf-8-sig` without a byte order mark. Raises UnreadableFile,
+    """Returns the text of a file; in `utf-8-sig` without a byte order mark. Raises ValueError,
     with the line."""
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         line, byte = content.count(b"\n", 0, error.start) + 1, error.object[error.start]
         rule = f"the text is not UTF-8, nor may it be compressed: {error.reason} {byte:#x}"
-        raise UnreadableFile(f"{name}:{line}: {rule}") from None
+        raise ValueError(f"{name}:{line}: {rule}") from None
 
 
 def parse(name: str, text: str) -> Table:
     """Parses a text into a table.
 
-    Raises UnreadableFile, with the line, for text that RFC 4180 or Python's csv does not allow.
+    Raises ValueError, with the line, for text that RFC 4180 or Python's csv does not allow.
     """
     raw: list[str] = []
 
@@ -91,7 +87,7 @@ def parse(name: str, text: str) -> Table:
         except StopIteration:
             break
         except csv.Error as error:
-            raise UnreadableFile(f"{name}:{line}: invalid CSV: {error}") from error
+            raise ValueError(f"{name}:{line}: invalid CSV: {error}") from error
         for column, field in enumerate(fields, 1):
             quoted = field.replace('"', '""')
             if '"' in field and f'"{quoted}"' not in "".join(raw):
@@ -99,7 +95,7 @@ def parse(name: str, text: str) -> Table:
                     "fields are separated by commas, and a field that contains a quote must be "
                     'quoted, and it doubled: "7"" rack"'
                 )
-                raise UnreadableFile(f"{name}:{line}:{column}: invalid CSV: {rule}")
+                raise ValueError(f"{name}:{line}:{column}: invalid CSV: {rule}")
         records.append(Record(name, line, tuple(fields)))
         line += len(raw)
     return Table(name, text, tuple(records))

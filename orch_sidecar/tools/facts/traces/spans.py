@@ -34,7 +34,6 @@ from pydantic import (
 )
 
 from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem, parsed_as
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 Value: TypeAlias = "str | bool | int | float | None"
 
@@ -135,7 +134,7 @@ class Span:
 
     def parsed(self, model: type[Parsed], **more: object) -> Parsed:
         """Returns the attributes that a model names, and what is given; one that is empty is
-        missing. Raises UnreadableFile for an attribute that is not what the model says."""
+        missing. Raises ValueError for an attribute that is not what the model says."""
         stated = {name: value for name, value in self.attributes.items() if value not in (None, "")}
         place = f"span {self.span_id} ({self.name}) of trace {self.trace_id}: "
         return parsed_as(model, {**stated, **more}, place)
@@ -145,26 +144,24 @@ _SPANS: Final = TypeAdapter(list[Span])
 
 
 def spans_of(document: object) -> list[Span]:
-    """Parses what OTLP exports, or what either API of Jaeger returns. Raises UnreadableFile."""
+    """Parses what OTLP exports, or what either API of Jaeger returns. Raises ValueError."""
     if isinstance(document, dict):
         document = document.get("result", document)
     found = document if isinstance(document, dict) else {}
     if not {"data", "resourceSpans"} & set(found):
         actual = f"an object with {', '.join(found)}" if found else f"{document!r:.60}"
-        raise UnreadableFile(
-            f"no traces: must be an object with resourceSpans or data, not {actual}"
-        )
+        raise ValueError(f"no traces: must be an object with resourceSpans or data, not {actual}")
     if found.get("errors"):
-        raise UnreadableFile(f"the response has errors: {found['errors']!r:.200}")
+        raise ValueError(f"the response has errors: {found['errors']!r:.200}")
     try:
         spans = _of_jaeger(found["data"]) if "data" in found else _exported(found["resourceSpans"])
         stated = [{name: value for name, value in span.items() if value is not None}
                   for span in spans]  # fmt: skip
         return _SPANS.validate_python(stated)
     except ValidationError as error:
-        raise UnreadableFile(f"spans.{first_problem(error)}") from None
+        raise ValueError(f"spans.{first_problem(error)}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnreadableFile(f"no traces in one of the two forms: {error!r:.200}") from None
+        raise ValueError(f"no traces in one of the two forms: {error!r:.200}") from None
 
 
 def _exported(resources: Any) -> Iterator[dict[str, Any]]:
@@ -211,15 +208,15 @@ def read_file(name: str, content: bytes) -> list[Span]:
 
     Such a file has one export per line, in the order of their arrival: sidecar and engine export
     separately, so the spans of one request are in several lines. A file that is one document, or a
-    list of exports, is accepted, too. Raises UnreadableFile with file and line.
+    list of exports, is accepted, too. Raises ValueError with file and line.
     """
     found: list[Span] = []
     for line, document in documents_in(name, content):
         try:
             for export in document if isinstance(document, list) else [document]:
                 found += spans_of(export)
-        except UnreadableFile as error:
-            raise UnreadableFile(f"{name}:{line}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{name}:{line}: {error}") from None
     return found
 
 
@@ -231,7 +228,7 @@ Search = Callable[[int, int], Iterable[Span]]
 def search(
     get: Callable[[str], bytes], url: str, service: str, limit: int, start_us: int, end_us: int
 ) -> list[Span]:
-    """Searches a server for a service, in an interval. Raises UnreadableFile.
+    """Searches a server for a service, in an interval. Raises ValueError.
 
     `get`: returns the answer from a URL. `url`: of the server, with the base path if there is one.
     """
@@ -245,7 +242,7 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[S
     """Returns the spans of all traces with a span of the service that starts in the interval.
 
     The interval includes both ends. `limit`: the largest number of traces that a search returns.
-    Each span is returned once. Raises UnreadableFile where more traces start at one moment than a
+    Each span is returned once. Raises ValueError where more traces start at one moment than a
     search may return.
 
     A search that returns as much as it may can be incomplete, so its interval is searched again in
@@ -264,7 +261,7 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[S
         if len({span.trace_id for span in spans}) < limit:
             continue
         if first == last:
-            raise UnreadableFile(
+            raise ValueError(
                 f"the search from {start} to {end} us since 1970 returned its limit of {limit} "
                 "traces, and cannot be split further"
             )

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.files import read
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
 from tests.orch_sidecar.tools.facts.rows import HEADER, fields
 
@@ -28,7 +27,7 @@ def said(content: bytes) -> Mapping[Gate, str]:
         path.write_bytes(content)
         try:
             found = [str(fault) for fault in check(read(path))]
-        except UnreadableFile as error:
+        except ValueError as error:
             found = [str(error)]
     return {Gate.CHECK: found[0] if found else ""}
 

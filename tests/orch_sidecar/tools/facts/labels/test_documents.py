@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 
 from orch_sidecar.tools.facts.labels.documents import documents_in, parse_all, parse_json
 from orch_sidecar.tools.facts.signing.proof import prove
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from tests.orch_sidecar.tools.facts.signing.signed import SigningEngine, resigned
 
 
@@ -72,9 +72,8 @@ def test_statement_that_nothing_can_be_computed_of_is_unsound(
     ],
 )
 def test_invalid_file_is_reported_with_its_line(content: bytes, rule: str) -> None:
-    with pytest.raises(UnreadableFile) as raised:
+    with pytest.raises(ValueError, match=f"^f:{re.escape(rule)}"):
         parse_all("f", content)
-    assert str(raised.value).startswith(f"f:{rule}")
 
 
 def test_documents_of_a_file_are_parsed_one_after_the_other() -> None:

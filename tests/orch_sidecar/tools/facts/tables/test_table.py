@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from orch_sidecar.tools.facts.tables.row import COLUMNS
 from orch_sidecar.tools.facts.tables.table import (
     Table,
-    UnreadableFile,
     parse,
     record_text,
     row_fields,
@@ -78,13 +78,12 @@ def test_quoted_field_with_line_breaks_moves_the_lines_below_it() -> None:
     ],
 )
 def test_misplaced_quote_is_reported_with_its_line(text: str, rule: str) -> None:
-    with pytest.raises(UnreadableFile) as raised:
+    with pytest.raises(ValueError, match=f"^{re.escape(rule)}"):
         parse("t.csv", text)
-    assert str(raised.value).startswith(rule)
 
 
 def test_field_above_the_csv_limit_is_rejected_with_its_line() -> None:
-    with pytest.raises(UnreadableFile, match=r"t\.csv:2: invalid CSV: field larger than"):
+    with pytest.raises(ValueError, match=r"t\.csv:2: invalid CSV: field larger than"):
         parse("t.csv", f"{HEADER}\n{'x' * (csv.field_size_limit() + 1)}\n")
 
 

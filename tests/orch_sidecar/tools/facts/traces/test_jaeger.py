@@ -18,7 +18,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.commands.terminal import read_url
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.spans import (
     Link,
     Search,
@@ -96,7 +95,7 @@ async def test_only_traces_with_a_span_of_the_service_in_the_interval_are_found(
 async def test_more_traces_at_one_moment_than_the_limit_are_an_error() -> None:
     spans = [span for number in range(4) for span in one(number, 1_795_500_000, 1_795_500_001)]
     async with ScriptedJaeger(spans).running() as url:
-        with pytest.raises(UnreadableFile, match="limit of 4 traces"):
+        with pytest.raises(ValueError, match="limit of 4 traces"):
             await read(url, limit=4)
         assert len(await read(url, limit=5)) == len(spans)
 
@@ -121,13 +120,13 @@ async def test_a_base_path_belongs_to_the_url() -> None:
 )
 async def test_answer_of_another_server_is_reported(status: int, body: str, expected: str) -> None:
     async with ScriptedJaeger(failing=(status, body)).running() as url:
-        with pytest.raises(UnreadableFile, match=expected):
+        with pytest.raises(ValueError, match=expected):
             await read(url)
 
 
 async def test_error_of_jaeger_is_reported_with_its_text() -> None:
     async with ScriptedJaeger().running() as url:
-        with pytest.raises(UnreadableFile, match=r"500 Internal.*search depth must be greater"):
+        with pytest.raises(ValueError, match=r"500 Internal.*search depth must be greater"):
             await read(url, limit=MOST + 1)
 
 
@@ -135,7 +134,7 @@ async def test_unreachable_server_is_reported() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(UnreadableFile, match=rf"cannot read {url}/api/traces: .*refused"):
+        with pytest.raises(ValueError, match=rf"cannot read {url}/api/traces: .*refused"):
             await read(url)
 
 
@@ -148,7 +147,7 @@ async def test_server_without_http_is_reported() -> None:
     server = await asyncio.start_server(babble, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(UnreadableFile, match=r"cannot read .*BadStatusLine"):
+        with pytest.raises(ValueError, match=r"cannot read .*BadStatusLine"):
             await read(url)
 
 
@@ -259,7 +258,7 @@ def test_every_trace_is_found_or_the_limit_is_reported(
     traces = traces_of(starts)
     try:
         found = all_spans(stored(traces, limit, ends=ends), BEGIN_US, END_US, limit)
-    except UnreadableFile:
+    except ValueError:
         assert any(_dense(traces, moment, limit) for moment in range(BEGIN_US, END_US + 1))
         return
     keys = [(each.trace_id, each.span_id) for each in found]
