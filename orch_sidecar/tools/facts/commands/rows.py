@@ -100,10 +100,9 @@ _TOOLS: Final = (
     _Tool(
         "vllm-bench",
         vllm_bench.run,
-        """files of `vllm bench serve --save-result`.
+        """files of `vllm bench serve --save-result --save-detailed`.
 
-Use --save-detailed if possible: the figures are then computed from every request, as those of
-`orch bench` are, instead of from vLLM's own duration. A label is claimed with
+The figures are computed from every request, as those of `orch bench` are. A label is claimed with
 --metadata measurement_type=LABEL.""",
     ),
     _Tool(

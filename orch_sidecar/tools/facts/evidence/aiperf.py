@@ -14,7 +14,7 @@ The tokens are those that the engine reported (`total_usage_…`, with `--export
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -22,9 +22,11 @@ from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Reje
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.observation import RunTimes
-from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, Arrivals, time_note
 
 _Number = Annotated[float, Field(gt=0)]
+# The fields that have the names of the notes.
+_NOTED: Final = {time_note(name, at) for name in TIMES for at in PERCENTILES}
 
 
 class _Phase(Fields):
@@ -78,7 +80,7 @@ def run(document: object) -> ImportedRun:
             input_tokens=int(found.input_tokens),
             output_tokens=int(found.output_tokens),
         ),
-        own_ms={} if schedule else found.stated_ms,
+        own_ms={} if schedule else found.model_dump(include=_NOTED, exclude_none=True),
         took_s=found.mean_ms / 1000 * found.answered,
         outcomes={"window_is": "the tool's duration"},
         times=RunTimes(local_end_s=found.ended.replace(tzinfo=UTC).timestamp()),

@@ -15,7 +15,6 @@ with a limit above one is rejected.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, TypeVar
@@ -52,12 +51,6 @@ class Fields(BaseModel):
     """The fields of a file that are used; it has more."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
-
-    @property
-    def stated_ms(self) -> dict[str, float]:
-        """The tool's own percentiles, which have the names of the notes."""
-        names = {name for name in type(self).model_fields if re.search(r"_p\d+_ms$", name)}
-        return self.model_dump(include=names, exclude_none=True)
 
 
 class Rejection(ValueError):
@@ -113,10 +106,8 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
         label, engine = Label.TO_BE_CONFIRMED, KnownEngine(known)
         model = replace(model, given=("engine", "precision", "gpu", "gpu_count"))
         if not run.overlap:
-            rule = (
-                "is a limit, not a measured batch: save the tool's detailed results, or give "
-                "--capabilities-before and --capabilities-after"
-            )
+            states_of = "--capabilities-before and --capabilities-after"
+            rule = f"is a limit, not a measured batch: give {states_of}"
             raise Rejection("max_concurrency", at_once or "no limit", rule)
     else:
         label, engine = _earned(run, known), engine_between(known)

@@ -1,14 +1,11 @@
-"""Parses files of `vllm bench serve --save-result`, as vLLM 0.32 writes them.
+"""Parses files of `vllm bench serve --save-result --save-detailed`, as vLLM 0.32 writes them.
 
-Pure. A file becomes an ImportedRun or a Rejection. With `--save-detailed` the file has every
-request, and the figures are computed from these. Without, the window is `duration`: longer than by
-the definition of `figures`, since it includes the gap before the first arrival (not in the file)
-and the closing of the last stream. The throughput errs on the low side.
-
-What is not used: `*_itl_ms`, between events, each of which may have several tokens;
-`max_concurrent_requests`, per whole second, too many; the mean `request_throughput`. Similar files:
-those of `vllm bench throughput` have `tokens_per_second`, which counts prompt and generated tokens
-together, and those of `vllm bench latency` have no tokens.
+Pure. A file becomes an ImportedRun or a Rejection. The figures are computed from its requests. The
+tool's own are not used: their window, `duration`, includes the gap before the first arrival and the
+closing of the last stream. Nor are `*_itl_ms`, between events, each of which may have several
+tokens; `max_concurrent_requests`, per whole second, too many; the mean `request_throughput`.
+Similar files: those of `vllm bench throughput` have `tokens_per_second`, which counts prompt and
+generated tokens together, and those of `vllm bench latency` have no tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import math
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from orch_sidecar.tools.facts.evidence.imported import (
     Claim,
@@ -27,27 +24,28 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Rejection,
     load_of,
 )
-from orch_sidecar.tools.facts.labels.documents import at
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Tolerates rounded numbers, but not another definition of a sum.
 _TOLERANCE: Final = 0.001
 
-# A shorter wait is that of the event loop, not of the concurrency limit.
-_EVENT_LOOP_DELAY_S: Final = 0.005
-
 # Fields of loads whose figures are none, with the reasons.
 _REFUSED: Final = {
     "ramp_up_strategy": "the rate must be constant",
     "probe_completed": "the load must run without probes, which are not counted in it",
 }
+# A value for each request.
+_DETAILS: Final = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "queue_times")
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Seconds = Annotated[tuple[float, ...] | None, Field(strict=False)]
 _Waits = Annotated[tuple[Annotated[float, Field(ge=0)], ...] | None, Field(strict=False)]
 _Counts = Annotated[tuple[Count, ...] | None, Field(strict=False)]
+_LocalTime = Annotated[
+    datetime, BeforeValidator(lambda text: datetime.strptime(str(text), "%Y%m%d-%H%M%S"))
+]
 
 
 class _Result(Fields):
@@ -73,16 +71,7 @@ class _Result(Fields):
     total_output_tokens: Count
     output_throughput: _Positive
     total_token_throughput: _Positive
-    date: str | None = None
-    # The tool's own percentiles, of times that are defined as here, by the names of the notes: TPOT
-    # is (latency - TTFT) / (generated tokens - 1); TTFT and latency are from being sent.
-    ttft_p50_ms: float | None = at("median_ttft_ms", default=None)
-    ttft_p95_ms: float | None = at("p95_ttft_ms", default=None)
-    tpot_p50_ms: float | None = at("median_tpot_ms", default=None)
-    tpot_p95_ms: float | None = at("p95_tpot_ms", default=None)
-    latency_p50_ms: float | None = at("median_e2el_ms", default=None)
-    latency_p90_ms: float | None = at("p90_e2el_ms", default=None)
-    latency_p95_ms: float | None = at("p95_e2el_ms", default=None)
+    date: _LocalTime | None = None
     measurement_type: Claim = None
     spec_decode_acceptance_length: float | None = None
     input_lens: _Counts = None
@@ -123,14 +112,12 @@ def run(document: object) -> ImportedRun:
             burstiness=result.burstiness if result.schedule is Arrivals.GAMMA else None,
         ),
         failed=result.failed,
-        totals=figures(served) if served else _totals(result),
-        own_ms=None if served else _stated_ms(result),
+        totals=figures(served),
         served=served,
-        outcomes={
-            "window_is": None if served else "the tool's duration",
-            "acceptance_length": result.spec_decode_acceptance_length,
-        },
-        times=RunTimes(local_end_s=_local_end_s(result.date)),
+        outcomes={"acceptance_length": result.spec_decode_acceptance_length},
+        times=RunTimes(
+            local_end_s=None if result.date is None else result.date.replace(tzinfo=UTC).timestamp()
+        ),
     )
 
 
@@ -147,13 +134,12 @@ def _check_sums(result: _Result) -> None:
 
 
 def _served(result: _Result) -> list[CompletedRequest]:
-    """Returns all complete answers, none for a file without details. Raises Rejection."""
-    per_request = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "queue_times")
-    lists = [getattr(result, name) for name in per_request]
-    if any(each is None for each in lists):
-        return []
+    """Returns all complete answers. Raises Rejection."""
+    lists = [getattr(result, name) for name in _DETAILS]
     total = result.completed + result.failed
-    for name, values in zip(per_request, lists, strict=True):
+    for name, values in zip(_DETAILS, lists, strict=True):
+        if values is None:
+            raise Rejection(name, "", "is missing: vLLM writes it with --save-detailed")
         if len(values) != total:
             rule = f"must have a value for each of {total} requests"
             raise Rejection(name, f"{len(values)} values", rule)
@@ -172,31 +158,3 @@ def _served(result: _Result) -> list[CompletedRequest]:
         rule = f"must be {result.total_output_tokens} tokens of {result.completed} answers"
         raise Rejection("output_lens", f"{counted[1]} tokens of {counted[0]} answers", rule)
     return served
-
-
-def _totals(result: _Result) -> Totals:
-    return Totals(
-        requests=result.completed,
-        window_s=result.duration,
-        input_tokens=result.total_input_tokens,
-        output_tokens=result.total_output_tokens,
-    )
-
-
-def _stated_ms(result: _Result) -> dict[str, float]:
-    """Returns the tool's own latencies, without those from the sending where requests were sent
-    later than they arrived."""
-    limited = result.schedule is not None and result.max_concurrency is not None
-    waited = max(result.queue_times or (math.inf,)) > _EVENT_LOOP_DELAY_S
-    comparable = "tpot_" if limited and waited else ""
-    return {name: ms for name, ms in result.stated_ms.items() if name.startswith(comparable)}
-
-
-def _local_end_s(date: str | None) -> float | None:
-    """Returns the end of the run as if its time zone were UTC, None for a file without its date."""
-    if date is None:
-        return None
-    try:
-        return datetime.strptime(date, "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        raise Rejection("date", date, "must be as in 20261121-213438") from None

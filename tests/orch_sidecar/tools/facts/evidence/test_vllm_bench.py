@@ -16,10 +16,6 @@ DETAILS = ("input_lens", "output_lens", "start_times", "ttfts")
 HOME, CLOUD = "vllm_bench_home", "vllm_bench_cloud"
 
 
-def without_details(**fields: Any) -> Any:
-    return changed(CLOUD, **dict.fromkeys(DETAILS, LEFT_OUT), **fields)
-
-
 def test_single_stream_file_is_one_request_after_the_other() -> None:
     found = measured(HOME)
     assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
@@ -58,17 +54,6 @@ def test_figures_of_the_details_agree_with_the_tools_own(name: str) -> None:
     assert found.totals.tokens_per_s > file["output_throughput"]
 
 
-def test_without_details_the_tools_own_figures_and_window_are_used() -> None:
-    file = without_details()
-    found = measured(CLOUD, file)
-    assert found.totals.tokens_per_s == file["output_throughput"]
-    assert found.totals.window_s == file["duration"]
-    assert found.outcomes["window_is"] == "the tool's duration"
-    assert found.latency_ms["ttft_p50_ms"] == file["median_ttft_ms"]
-    assert found.latency_ms["latency_p95_ms"] == file["p95_e2el_ms"]
-    assert found.served == []
-
-
 def test_ttft_counts_from_arrival_where_requests_queued_before_being_sent() -> None:
     """vLLM counts from when `--max-concurrency` let it send the request."""
     file = document(CLOUD)
@@ -76,17 +61,6 @@ def test_ttft_counts_from_arrival_where_requests_queued_before_being_sent() -> N
     assert measured(CLOUD, late).latency_ms["ttft_p50_ms"] == pytest.approx(
         1000 + file["median_ttft_ms"], rel=0.01
     )
-
-
-def test_without_details_a_ttft_from_sending_is_omitted() -> None:
-
-    def notes(queue_times: object) -> set[str]:
-        file = without_details(max_concurrency=2, queue_times=queue_times)
-        return set(measured(CLOUD, file).latency_ms)
-
-    assert notes([1.0]) == {"tpot_p50_ms", "tpot_p95_ms"}
-    assert "ttft_p50_ms" not in notes(LEFT_OUT)
-    assert "ttft_p50_ms" in notes([0.0001])
 
 
 def test_queue_time_of_a_closed_loop_does_not_move_arrivals() -> None:
@@ -141,6 +115,8 @@ def test_file_without_an_answer_or_of_another_benchmark_is_rejected(name: str, f
         ({"backend": "openai-audio"}, "backend", "'vllm', 'openai' or 'openai-chat'"),
         ({"probe_completed": 3}, "probe_completed", "not counted"),
         ({"measurement_type": "fast"}, "measurement_type", "should be 'single_stream', "),
+        (dict.fromkeys(DETAILS, LEFT_OUT), "input_lens", "vLLM writes it with --save-detailed"),
+        ({"date": "21.11.2026"}, "date", "does not match format '%Y%m%d-%H%M%S'"),
         ({"ttfts": [0.1]}, "ttfts", "for each of 45 requests"),
         ({"output_lens": [32] * 44 + [31]}, "output_lens", "must be 1440 tokens of 45 answers"),
         ({"output_lens": [32] * 44 + [0]}, "output_lens", "must be 1440 tokens of 45 answers"),
