@@ -14,9 +14,10 @@ from mkdocs.config import load_config
 from orch_sidecar import cli
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.control.capabilities import OMITTED_FIELDS
+from orch_sidecar.control import capabilities
 from orch_sidecar.control.endpoints import ADMIN, PUBLIC
 from orch_sidecar.engine_state.document import Fields
+from orch_sidecar.pools.status import absent
 from orch_sidecar.tools.facts.tables.notes import FORMS as NOTE_FORMS
 from tests.documents import (
     REFERENCE,
@@ -35,6 +36,7 @@ from tests.documents import (
 )
 from tests.import_graph import CONTRIBUTING, drawn
 from tests.reference_pages import PLACE, TABLES, written
+from vllm_plugin.contracts.profile import load
 from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
 from vllm_plugin.register import WARM_UP_VARIABLE
 from vllm_plugin.state.engine_facts import Conditions
@@ -155,10 +157,14 @@ def test_every_endpoint_is_documented_with_its_method() -> None:
     assert documented == paths
 
 
-def test_every_field_of_capabilities_that_an_engine_reports_is_documented() -> None:
+def test_every_field_of_capabilities_is_documented() -> None:
     named = {name for first, *_ in rows(page("capabilities")) for name in quoted(first)}
     documented = {name.partition(".")[0] for name in named}
-    assert set(Fields.__struct_fields__) - OMITTED_FIELDS <= documented
+    assert set(Fields.__struct_fields__) - capabilities.OMITTED_FIELDS <= documented
+    head = capabilities.head(
+        state="", states={}, sidecar_version="", sidecar_build="", generation=1
+    )
+    assert {*head, *capabilities.entry(absent("cloud", load("cloud")), None)} <= documented
 
 
 def test_every_condition_of_an_engine_is_documented() -> None:
