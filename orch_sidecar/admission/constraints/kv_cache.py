@@ -68,7 +68,6 @@ class KvBudget(Constraint):
 
     def __init__(self, ledger: Ledger, service_times: ServiceTimes) -> None:
         self.cache: KvCache | None = None
-        self.preemptions = 0  # observed since the sidecar started
         self._ledger = ledger
         self._service_times = service_times
         self._predicted_ends = _Ends()
@@ -129,7 +128,6 @@ class KvBudget(Constraint):
         self._compare(self._estimated_share(report, report.waiting + arriving), now)
         known, preemptions = self._known_preemptions, report.preemptions_total
         if known is not None and preemptions > known:
-            self.preemptions += preemptions - known
             self._preempted_at = now
             if now - self._shrunk_at >= BACK_OFF_S:  # before that, it has had no effect yet
                 self._shrunk_at = now
