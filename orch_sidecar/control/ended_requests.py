@@ -38,9 +38,9 @@ def end_of(outcome: Outcome | Reason) -> str:
 class EndedRequests:
     """The rows of the last requests."""
 
-    def __init__(self, batches: MeanBatches, serves: Callable[[str, str], bool]) -> None:
+    def __init__(self, mean_batches: MeanBatches, serves: Callable[[str, str], bool]) -> None:
         """`serves`: whether a pool serves a model; a client may name any other text as a model."""
-        self._batches = batches
+        self._mean_batches = mean_batches
         self._serves = serves
         self._rows: deque[Row] = deque(maxlen=MAX_ROWS)
         self._seen = 0
@@ -65,19 +65,19 @@ class EndedRequests:
             row = self._row(number, *each)
             self._rows.append(row)
             changed.append(row)
-            if self._batches.is_pending(each, now):
+            if self._mean_batches.is_pending(each, now):
                 self._pending.append((row, each))
             else:
-                row["batch"] = self._batches.of(each)
+                row["batch"] = self._mean_batches.of(each)
         return changed[-MAX_ROWS:]
 
     def _complete(self, now: int) -> list[Row]:
         """Sets the mean batches that have become known."""
         pending = self._pending[-MAX_ROWS:]
-        self._pending = [each for each in pending if self._batches.is_pending(each[1], now)]
+        self._pending = [each for each in pending if self._mean_batches.is_pending(each[1], now)]
         changed = []
         for row, ended in pending:
-            if (batch := self._batches.of(ended)) is not None:
+            if (batch := self._mean_batches.of(ended)) is not None:
                 row["batch"] = batch
                 changed.append(row)
         return changed

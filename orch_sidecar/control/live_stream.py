@@ -227,8 +227,8 @@ class LiveSource:
             "started_at": time.time_ns() // 10**6,
         }
         self._loop = asyncio.get_running_loop()
-        self._batches = MeanBatches()
-        self._ended = EndedRequests(self._batches, self._serves)
+        self._mean_batches = MeanBatches()
+        self._ended = EndedRequests(self._mean_batches, self._serves)
 
     def sidecar(self) -> Part:
         """Returns the part `sidecar`."""
@@ -242,7 +242,7 @@ class LiveSource:
         now = self._loop.time()
         clock, names = Clock(now, time.time() - now), self._authorizer.names()
         ended = self._metrics.recent().all()
-        self._batches.read(self._pools.all)
+        self._mean_batches.read(self._pools.all)
         return [
             *(self._entry(pool, names, ended, clock) for pool in self._pools),
             *(live_document.pool_entry(status, Ledger()) for status in self._pools.absent()),
@@ -264,7 +264,7 @@ class LiveSource:
         self, pool: Pool, names: live_document.Names, ended: list[Ended], clock: Clock
     ) -> Part:
         status = pool.status()
-        rates, busy = self._batches.histories[pool.name].token_rates(), status.busy_ratio
+        rates, busy = self._mean_batches.histories[pool.name].token_rates(), status.busy_ratio
         own = [(record, at) for record, at in ended if record.pool == pool.name]
         return live_document.pool_entry(status, pool.ledger) | {
             "rates": rates | {"busy": None if busy is None else round(busy, 3)},
