@@ -22,7 +22,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from orch_sidecar.pools.routing import (
-    HOME_END_FACTOR,
+    AFFINITY_END_FACTOR,
     Load,
     PlacementReason,
     PlacementRequest,
@@ -173,15 +173,16 @@ class Candidates:
         self._standings[name] = new, order
 
     def choose_at_once(self, request: PlacementRequest) -> tuple[str, PlacementReason] | None:
-        """Chooses the pool for one sequence that would start at once at every pool to compare: its
-        home, if that is nearly as fast as the best and has no more than its share of the load, or
-        the faster one of two, of equal ones the emptier. None: predictions have to decide."""
+        """Chooses the pool for one sequence that would start at once at every pool to compare: the
+        affine one, if that is nearly as fast as the best and has no more than its share of the
+        load, or the faster one of two, of equal ones the emptier. None: predictions have to
+        decide."""
         serving = self._serving(request)
         free = [order.free for _, order in serving if order.free]
         if not free:
             return None
         best = min([pools[0][0] for pools in free])
-        latest, nearly = HOME_END_FACTOR * best, NEAR_BEST_FACTOR
+        latest, nearly = AFFINITY_END_FACTOR * best, NEAR_BEST_FACTOR
         predicts = all(kind.predicts for kind, _ in serving)
         if predicts:
             if self._is_faster_after_wait(best, serving):
@@ -190,8 +191,8 @@ class Candidates:
             return None
         else:
             latest, nearly = -1.0, 1.0  # the values count free slots
-        if request.home is not None and self._is_good_home(request.home, latest, serving):
-            return request.home, request.home_for
+        if request.affine is not None and self._is_nearly_best(request.affine, latest, serving):
+            return request.affine, request.affine_by
         drawn = self._draw(free, POOLS_DRAWN, nearly)
         if len(drawn) < POOLS_DRAWN:
             return None
@@ -210,15 +211,15 @@ class Candidates:
                 return True
         return False
 
-    def _is_good_home(self, name: str, latest: float, serving: _PoolsByKind) -> bool:
-        """Whether a request starts at once at its home, whose value is at most `latest`, and which
+    def _is_nearly_best(self, name: str, latest: float, serving: _PoolsByKind) -> bool:
+        """Whether a request starts at once at this pool, whose value is at most `latest`, and which
         has no more than its share of the load of all that can serve the request."""
-        home, order = self._standings.get(name, (None, None))
-        if home is None or home.waits or home.value > latest:
+        found, order = self._standings.get(name, (None, None))
+        if found is None or found.waits or found.value > latest:
             return False
-        if (home.kind, order) not in serving:
+        if (found.kind, order) not in serving:
             return False
-        return within_share(home.load, home.kind.slots_total, 1, _load(serving))
+        return within_share(found.load, found.kind.slots_total, 1, _load(serving))
 
     def draw(
         self, request: PlacementRequest, tried: Collection[str] = (), group: str | None = None

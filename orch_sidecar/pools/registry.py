@@ -90,8 +90,8 @@ class PoolRegistry:
             self._observe(pool)
         # The only pool there can ever be, if so.
         self.one: Pool | None = self.all[0] if self._single else None
-        self.longest: Shortlist | EngineWatcher  # both know the longest context
-        self.longest = self._shortlist if self.one is None else self.one.watcher
+        self.together: Shortlist | EngineWatcher  # what all pools can serve
+        self.together = self._shortlist if self.one is None else self.one.watcher
         # Removed pools stay: requests that they still serve look them up by name.
         self._by_name: dict[str, Pool] = {pool.name: pool for pool in self.all}
         # The headless pools that have no known address, and why.
@@ -211,10 +211,10 @@ class PoolRegistry:
         served_by: str | None = None
         if affinity is not None and call.prefixes:
             served_by = affinity.served_by(call.cache_owner, call.prefixes)
-        home, why = served_by, PlacementReason.PREFIX
-        if home is None:
-            home, why = self._shortlist.home_of(call.model), PlacementReason.ADAPTER
-        asked = PlacementRequest(call.model, call.cost, tokens, call.options, home, why)
+        affine, why = served_by, PlacementReason.PREFIX
+        if affine is None:
+            affine, why = self._shortlist.adapter_pool(call.model), PlacementReason.ADAPTER
+        asked = PlacementRequest(call.model, call.cost, tokens, call.options, affine, why)
         at_once = None if tried else self._shortlist.choose_at_once(asked)
         if at_once is None:
             placement = self._best(call, asked, spent_ms, tried)
@@ -241,7 +241,7 @@ class PoolRegistry:
                 snapshot = snapshot._replace(unavailable=None)  # its own admission decides
             snapshots.append(snapshot)
         found: tuple[str, PlacementReason] | Refusal
-        if drawn and len(pools) > 1 and asked.home is None and call.options.empty:
+        if drawn and len(pools) > 1 and asked.affine is None and call.options.empty:
             found = routing.best(snapshots, asked, load)  # each of them takes it
         else:
             found = routing.place([*snapshots, *self._absent()], asked, tried or (), load)

@@ -1,9 +1,11 @@
-"""Chooses the pool that takes a request, from snapshots of all pools.
+"""Chooses the pool that takes a request, from snapshots of some pools: of all, if they are few.
 
-Pure: the same snapshots and the same request give the same result. What a client requires is never
-traded for speed: a pinned pool and a measurement type are binding. A request that no configured
-pool could ever serve is refused as infeasible (400); where the pools that could serve it are
-unavailable, the refusal is temporary (503).
+Where they are many, `candidates` draws those to compare, or decides alone. What a client requires
+is never traded for speed: a pinned pool and a measurement type are binding. A request that no
+configured pool could ever serve is refused as infeasible (400); where the pools that could serve it
+are unavailable, the refusal is temporary (503).
+
+Pure: the same snapshots and the same request give the same result.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from vllm_plugin.contracts.profile import MeasurementType
 # A pool that has the prefix of a prompt, or its adapter, is preferred if the request would end
 # there at most this much later than at the best one, and if it has at most this multiple of its
 # share of the load.
-HOME_END_FACTOR: Final = 1.1
-HOME_LOAD_FACTOR: Final = 1.25
+AFFINITY_END_FACTOR: Final = 1.1
+AFFINITY_LOAD_FACTOR: Final = 1.25
 _SHOWN_MODELS: Final = 20  # in a refusal; an engine may have hundreds of adapters
 
 Names = Collection[str]  # of pools and groups
@@ -50,9 +52,10 @@ class PoolSnapshot(NamedTuple):
 
     `group`: the name that interchangeable pools share, else the pool's own. `on_request`: serves
     only requests that select it. `models` and `ctx_max` are None, and `slots_total` is 0, until the
-    engine reports. `room`: slots that can be leased, negative while foreign sequences take more
-    than are left. `end_ms`: milliseconds until the request that is being routed would end here,
-    None where that cannot be predicted.
+    engine reports. `room`: slots that can be leased, those of idle requests included, negative
+    while foreign sequences take more than are left. `queue_depth`: requests that wait, without idle
+    ones. `end_ms`: milliseconds until the request that is being routed would end here, None where
+    that cannot be predicted.
 
     A NamedTuple, because one is made of each pool for each routed request: a frozen dataclass of
     so many fields takes several times as long.
@@ -101,15 +104,15 @@ class PlacementReason(StrEnum):
 @dataclass(slots=True)  # a NamedTuple takes twice as long to make
 class PlacementRequest:
     """What a request requires of a pool. `cost` in sequences; 0: it takes no slot. `tokens`: the
-    smallest context that it fits into, None where unknown. `home`: the pool that has something of
-    the request already, which is preferred; `home_for`: what."""
+    smallest context that it fits into, None where unknown. `affine`: the pool that has something of
+    the request already, or room for it, and is preferred; `affine_by`: what."""
 
     model: str
     cost: int
     tokens: int | None
     options: RequestOptions
-    home: str | None = None
-    home_for: PlacementReason = PlacementReason.PREFIX
+    affine: str | None = None
+    affine_by: PlacementReason = PlacementReason.PREFIX
 
     @property
     def pinned(self) -> bool:
@@ -231,14 +234,14 @@ def _reason_of_only(pools: Sequence[PoolSnapshot], request: PlacementRequest) ->
 def best(
     available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load | None
 ) -> tuple[str, PlacementReason]:
-    """Chooses among several pools that take the request: its home, else by predicted end."""
+    """Chooses among several pools that take the request: the affine one, else by predicted end."""
     predicted = all(pool.end_ms is not None for pool in available)
-    if request.home is not None:
+    if request.affine is not None:
         if total is None:
             slots = sum(pool.slots_total for pool in available)
             total = Load(sum(pool.load for pool in available), slots)
         if _is_nearly_best(available, request, total, predicted=predicted):
-            return request.home, request.home_for
+            return request.affine, request.affine_by
 
     ranked: list[tuple[tuple[float, float], int, str]] = []
     for pool in available:
@@ -262,14 +265,14 @@ def best(
 def _is_nearly_best(
     available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load, *, predicted: bool
 ) -> bool:
-    """Whether the request's home can take it, nearly as early as the best pool, and without more
-    than its share of the `total` load."""
-    own = next((pool for pool in available if pool.name == request.home), None)
+    """Whether the affine pool can take the request, nearly as early as the best one, and without
+    more than its share of the `total` load."""
+    own = next((pool for pool in available if pool.name == request.affine), None)
     if own is None:
         return False
     if predicted:
         best_ms = min(pool.end_ms or 0.0 for pool in available)
-        if (own.end_ms or 0.0) > HOME_END_FACTOR * best_ms + 1.0:  # clients do not notice a ms
+        if (own.end_ms or 0.0) > AFFINITY_END_FACTOR * best_ms + 1.0:  # clients do not notice a ms
             return False
     elif not own.has_room(request.cost):
         return False
@@ -277,8 +280,8 @@ def _is_nearly_best(
 
 
 def within_share(load: int, slots_total: int, cost: int, total: Load) -> bool:
-    """Whether a home with this load has, with the request, no more than its share of all."""
-    most = HOME_LOAD_FACTOR * (total.sequences + cost) * slots_total / max(1, total.slots)
+    """Whether a pool with this load has, with the request, no more than its share of all."""
+    most = AFFINITY_LOAD_FACTOR * (total.sequences + cost) * slots_total / max(1, total.slots)
     return load + cost <= max(ceil(most), cost)
 
 

@@ -50,7 +50,7 @@ class Shortlist:
             self._update()
         return self._unserved
 
-    def home_of(self, model: str) -> str | None:
+    def adapter_pool(self, model: str) -> str | None:
         """Returns the pool whose engine has, or has room for, the LoRA adapter that is this model;
         of several the one with most free slots. None: `model` is no adapter, or all are full of
         others."""
@@ -89,13 +89,13 @@ class Shortlist:
         names = candidates.draw(request, tried)
         if options.prefers:
             names += candidates.draw(request, tried, options.pool)
-        named = (options.pool, request.home)
+        named = (options.pool, request.affine)
         names += [each for each in named if each is not None and each in candidates]
         if not names:
             return self._all, None
         if options.measurement_type is not None:  # that there is another is why it was chosen
             names += candidates.of_other_measurement(options.measurement_type)
-        load = candidates.load(request) if request.home is not None else None
+        load = candidates.load(request) if request.affine is not None else None
         return [self._by_name[name] for name in dict.fromkeys(names)], load
 
     def _compares_some(self) -> bool:

@@ -263,9 +263,9 @@ class Frontend:
         wanted: GenerationRequest | Refusal | None = None
         if endpoint.form:
             content_type = request.http.headers.get(CONTENT_TYPE, "")
-            wanted = endpoint.read_form(request.body, content_type, self._pools.longest.ctx_max)
+            wanted = endpoint.read_form(request.body, content_type, self._pools.together.ctx_max)
         elif len(request.body) > LARGE_BYTES:
-            ctx_max = self._pools.longest.ctx_max
+            ctx_max = self._pools.together.ctx_max
             read = partial(endpoint.read_large, self._max_json_depth, ctx_max)
             wanted = await self._bodies.read_large(request.body, read, outline)
             outline = None  # for a body of numbers it is as large as the body
@@ -278,11 +278,11 @@ class Frontend:
         """Returns the stage for a request that takes slots, and prepares the request: its class,
         the limits of its key, the salt of the prefix cache. `wanted`: what its body asks for; None:
         the body is JSON and not large, and is read here."""
-        if request.endpoint.workload in (unserved := self._pools.longest.unserved):
+        if request.endpoint.workload in (unserved := self._pools.together.unserved):
             return NotSent(Refusal(Reason.NOT_FOUND, no_engine_has(request.endpoint, unserved)))
         if wanted is None:
             coalesce = self._pools.coalescing and not request.options.no_coalesce
-            ctx_max = self._pools.longest.ctx_max
+            ctx_max = self._pools.together.ctx_max
             wanted = request.endpoint.read(request.body, self._max_json_depth, ctx_max, coalesce)
         if isinstance(wanted, Refusal):
             return NotSent(wanted)

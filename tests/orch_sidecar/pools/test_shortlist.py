@@ -193,10 +193,10 @@ async def test_pool_without_interactive_requests_takes_them_as_bulk() -> None:
 async def test_longest_context_is_known_when_all_engines_have_reported(
     registry: PoolRegistry,
 ) -> None:
-    assert registry.longest.ctx_max == 2048
+    assert registry.together.ctx_max == 2048
     reports(registry["e-03"], ctx_max=8192)
-    assert registry.longest.ctx_max == 8192
-    assert registry_of(*(entry(f"e-{number}") for number in range(9))).longest.ctx_max is None
+    assert registry.together.ctx_max == 8192
+    assert registry_of(*(entry(f"e-{number}") for number in range(9))).together.ctx_max is None
 
 
 async def test_address_that_is_gone_takes_nothing_and_its_successor_does() -> None:
