@@ -46,8 +46,8 @@ OPTIONS: Final[Mapping[istr, str]] = {
     "leave",
     X_ORCH_DEADLINE_MS: "`1500`: the first token is only useful within that time. Rejected at once "
     "if it is expected later",
-    X_ORCH_MAX_WAIT_MS: "`500`: rejected at once if it would wait longer, or when it has waited "
-    "that long",
+    X_ORCH_MAX_WAIT_MS: "`500`: rejected at once if its predicted wait is longer, or when it has "
+    "waited that long",
     X_ORCH_DO_NOT_QUEUE: "`true`: rejected unless a slot is free",
     X_ORCH_POOL: "`home` or `home; prefer`: this pool only; or this pool if it can serve the "
     "request",
