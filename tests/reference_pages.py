@@ -8,6 +8,7 @@ metric or of a refusal. Only where more is to be read is added here.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -29,7 +30,14 @@ from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.wire.client_connections import ClientConnections
 from tests.documents import REFERENCE
-from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, Profile
+from vllm_plugin.contracts.profile import (
+    AdmissionRules,
+    ArgumentRule,
+    ClassRules,
+    Profile,
+    load,
+    shipped,
+)
 
 PLACE: Final = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -117,6 +125,26 @@ def _keys() -> str:
     return _table(("key", "default", ""), rows)
 
 
+def _arguments() -> str:
+    """What the shipped profiles set in vLLM."""
+    profiles = {name: load(name).engine for name in shipped()}
+    names = dict.fromkeys(name for engine in profiles.values() for name in engine)
+    rows = (
+        (f"`{name}`", *(_rule(engine.get(name)) for engine in profiles.values())) for name in names
+    )
+    return _table(("argument", *(f"`{name}`" for name in profiles)), rows)
+
+
+def _rule(rule: ArgumentRule | None) -> str:
+    if rule is None:
+        return "vLLM's own"
+    value = "`{}`".format(json.dumps(rule.value).strip('"'))
+    if rule.fixed is not None:
+        return f"{value}, fixed"
+    least = "" if rule.minimum is None else f", at least {rule.minimum}"
+    return f"{value}, or the value given{least}"
+
+
 def _options() -> str:
     rows = ((f"`{name}`", _described(name, text)) for name, text in OPTIONS.items())
     return _table(("header", "value and effect"), rows)
@@ -172,6 +200,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": _settings,
     "pools": lambda: _table(("field", "default", ""), _fields(PoolSettings)),
     "options": _options,
+    "arguments": _arguments,
     "keys": _keys,
     "class-keys": lambda: _table(("key", "default", ""), _fields(ClassRules)),
     "refusals": _refusals,
