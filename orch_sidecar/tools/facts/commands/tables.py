@@ -20,7 +20,7 @@ from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, so
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
 from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
-from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verified, Verifier, utc
+from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verified, Verifier
 from orch_sidecar.tools.facts.tables.check import (
     LocatedRow,
     check,
@@ -34,6 +34,7 @@ from orch_sidecar.tools.facts.tables.notes import EVIDENCE, LOADED, SETTING_NAME
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label, Row
 from orch_sidecar.tools.facts.tables.table import Table
 from orch_sidecar.tools.terminal import escaped, print_json
+from vllm_plugin.contracts.lease_protocol import timestamp
 
 _CHECK: Final = """Reports the faults of tables of facts by line and column.
 
@@ -305,8 +306,8 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
     if (proof := verified.proof) is not None:
         state, batches = proof.after.snapshot, proof.states.batches
         found["signed"] = {
-            "from": utc(proof.before.wall_s),
-            "to": utc(proof.after.wall_s),
+            "from": timestamp(proof.before.wall_s),
+            "to": timestamp(proof.after.wall_s),
             "models": list(state.models),
             "weights_sha256": proof.after.digests.get("weights", {}).get("sha256"),
             "loaded": state.conditions.get(LOADED, UNKNOWN),

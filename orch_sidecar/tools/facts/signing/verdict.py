@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 
 from orch_sidecar.tools.facts.labels.documents import parsed_as
@@ -24,6 +23,7 @@ from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row
 from orch_sidecar.tools.facts.tables.notes import LOADED
 from orch_sidecar.tools.facts.tables.row import COLUMNS, TRACES, Row
 from orch_sidecar.tools.facts.tables.table import Record
+from vllm_plugin.contracts.lease_protocol import timestamp
 
 
 class Verdict(StrEnum):
@@ -121,17 +121,12 @@ class Verifier:
             _check_same(row or stated, stated)
             proof = prove(evidence.signed, self.trusted)
             if proof.after.wall_s > self.now_s + FUTURE_S:
-                signed, now = map(utc, (proof.after.wall_s, self.now_s))
+                signed, now = map(timestamp, (proof.after.wall_s, self.now_s))
                 raise ValueError(f"it was signed at {signed}, and the checker's clock is at {now}")
             run = parsed_as(RecordedRun, evidence.client_measured.result, "the client's result: ")
             return _judged(name, proof, stated, run)
         except ValueError as error:
             return Verified(Verdict.FAILED, (str(error),), name)
-
-
-def utc(unix_s: float) -> str:
-    """Formats a time to the second."""
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
 def _judged(name: str, proof: Proof, row: Row, run: RecordedRun) -> Verified:

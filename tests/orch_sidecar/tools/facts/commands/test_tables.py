@@ -60,7 +60,7 @@ def test_verified_table_exits_with_0(facts: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines() == [
         f"{facts}:2: verified (key lab); client-measured: {', '.join(CLIENTS)}; "
         "given by hand to orch bench: model_name 'Tiny'",
-        "  signed: from 2026-09-21T14:13:20+00:00, to 2026-09-21T14:13:20+00:00, "
+        "  signed: from 2026-09-21T14:13:20.000Z, to 2026-09-21T14:13:20.100Z, "
         f"models tiny alias, weights_sha256 {'w' * 64}, loaded {LOADED}, statements 2",
         "  engine: tokens_per_s 300, window_s 0.0599999, sequences 3, generated_tokens 18, "
         "batch_mean 3, batch_max 3, prefix_hit_ratio 0",
@@ -74,8 +74,8 @@ def test_verdicts_are_printed_as_json(facts: Path, capsys: pytest.CaptureFixture
     verified, unverified = json.loads(capsys.readouterr().out)
     assert (verified["line"], verified["verdict"], verified["signer"]) == (2, "verified", "lab")
     assert verified["signed"] == {
-        "from": "2026-09-21T14:13:20+00:00",
-        "to": "2026-09-21T14:13:20+00:00",
+        "from": "2026-09-21T14:13:20.000Z",
+        "to": "2026-09-21T14:13:20.100Z",
         "models": ["tiny", "alias"],
         "weights_sha256": "w" * 64,
         "loaded": LOADED,
@@ -114,7 +114,7 @@ def test_run_of_the_future_is_refused(
     monkeypatch.setattr(time, "time", lambda: BEGIN_S - 301)
     assert verify(facts, "--trusted", facts.with_name("trusted.yaml")) == 1
     assert (
-        "  it was signed at 2026-09-21T14:13:20+00:00, and the checker's clock is at 2026-09-"
+        "  it was signed at 2026-09-21T14:13:20.100Z, and the checker's clock is at 2026-09-"
         in (capsys.readouterr().out)
     )
     monkeypatch.setattr(time, "time", lambda: BEGIN_S - 299)
