@@ -9,20 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Final, Self
+from typing import Final, Self
 
 import yaml
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from orch_sidecar.tools.facts.labels.documents import first_problem
+from orch_sidecar.tools.facts.labels.documents import parsed_as
 from vllm_plugin.contracts.statement import from_base64, key_id, to_base64
 
 
@@ -56,8 +48,11 @@ class TrustedKey(BaseModel):
         return self.not_before.timestamp() <= unix_s <= self.not_after.timestamp()
 
 
+class _Entries(RootModel[list[TrustedKey]]):
+    root: list[TrustedKey] = Field(min_length=1)
+
+
 TrustedKeys = Mapping[str, TrustedKey]  # by their ids
-_ENTRIES: Final = TypeAdapter(Annotated[list[TrustedKey], Field(min_length=1)])
 _KEY_BYTES: Final = 32
 
 
@@ -76,12 +71,10 @@ def entry_of(name: str, public: bytes, not_before: datetime, not_after: datetime
 def parse_trusted(text: str) -> TrustedKeys:
     """Parses a file of trusted keys. Raises ValueError, which names the entry, field and rule."""
     try:
-        keys = _ENTRIES.validate_python(yaml.safe_load(text))
+        stated = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"is not valid YAML: {' '.join(str(error).split())}") from None
-    except ValidationError as error:
-        raise ValueError(f"must be keys, as `orch key --evidence` prints them: "
-                         f"{first_problem(error)}") from None  # fmt: skip
+    keys = parsed_as(_Entries, stated, "must be keys, as `orch key --evidence` prints them: ").root
     if again := [name for name, count in Counter(key.id for key in keys).items() if count > 1]:
         raise ValueError(f"the id {again[0]} occurs twice: change the validity of the first entry")
     return {key.id: key for key in keys}
