@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orch_sidecar.tools.facts.labels.intervals import Interval, most
-from orch_sidecar.tools.facts.tables.notes import TIMES
+from orch_sidecar.tools.facts.tables.notes import TIMES, time_note
 from orch_sidecar.tools.facts.tables.publication import estimate
 
 # The percentiles of a spread, by their names.
@@ -29,10 +29,10 @@ PERCENTILES: Final[Mapping[str, float]] = {"p50": 50.0, "p90": 90.0, "p95": 95.0
 
 # Those in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
 # 90th of the latency.
-LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "ttft": ("p50", "p95"),
-    "tpot": ("p50", "p95"),
-    "latency": ("p50", "p90", "p95"),
+LATENCIES: Final[Mapping[str, tuple[int, ...]]] = {
+    "ttft": (50, 95),
+    "tpot": (50, 95),
+    "latency": (50, 90, 95),
 }
 
 
@@ -171,8 +171,10 @@ class Totals:
         notes: dict[str, float] = {}
         for name, places in LATENCIES.items():
             if (spread := self.times_s.get(name)) is not None:
-                notes |= {f"{name}_{at}_ms": 1000 * getattr(spread, at) for at in places}
-                early = {f"{name}_{at}_early_ms": spread.early.get(at) for at in places}
+                notes |= {time_note(name, at): 1000 * getattr(spread, f"p{at}") for at in places}
+                early = {
+                    time_note(name, at, early=True): spread.early.get(f"p{at}") for at in places
+                }
                 notes |= {note: 1000 * at_s for note, at_s in early.items() if at_s is not None}
         return notes
 

@@ -168,14 +168,11 @@ class Observation:
     times: RunTimes | None = None
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether who sent them states that each waited for the answer before."""
-        return self.load is not None and self.load.one_by_one
-
-    @property
     def alone(self) -> bool:
-        """Whether no two of its requests overlapped, as far as that is known."""
-        return self.one_by_one or (bool(self.in_flight) and not share_together(self.in_flight))
+        """Whether no two of its requests overlapped, as far as that is known: who sent them states
+        that each waited for the answer before, or their times show it."""
+        stated = self.load is not None and self.load.one_by_one
+        return stated or (bool(self.in_flight) and not share_together(self.in_flight))
 
     @property
     def shared(self) -> float:

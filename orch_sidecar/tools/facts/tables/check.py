@@ -15,6 +15,7 @@ from typing import Final
 from orch_sidecar.tools.facts.tables.contradictions import contradictions
 from orch_sidecar.tools.facts.tables.forms import invisible_rule
 from orch_sidecar.tools.facts.tables.row import (
+    BENCH,
     COLUMNS,
     MEANINGS,
     REQUIRED_NOTES,
@@ -23,7 +24,6 @@ from orch_sidecar.tools.facts.tables.row import (
     Row,
     format_notes,
     label_of_run,
-    makes_one_row,
     measurement_key,
     run_of,
     violated_rule,
@@ -136,7 +136,7 @@ def sifted(rows: Iterable[LocatedRow]) -> tuple[list[LocatedRow], list[Fault], l
 
 def _key(row: Row) -> tuple[object, ...]:
     """Returns what two rows cannot share: their measurement, or their run if it makes one row."""
-    return (row.source_tag,) if makes_one_row(row.source_tag) else measurement_key(row)
+    return (row.source_tag,) if row.source_tag.startswith(BENCH) else measurement_key(row)
 
 
 def _two_labels(run: str, first: LocatedRow, second: LocatedRow) -> Fault:
@@ -153,7 +153,7 @@ def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
     first column in which they differ."""
     pairs = zip(COLUMNS, first.record.fields, second.record.fields, strict=True)
     index, other = next((COLUMNS.index(name), one) for name, one, two in pairs if one != two)
-    kind = "one run" if makes_one_row(second.row.source_tag) else "an identical key"
+    kind = "one run" if second.row.source_tag.startswith(BENCH) else "an identical key"
     rule = f"{first.place}:{index + 1} has {other!r} for the same measurement ({kind})"
     return Fault.at(second.record, index, rule)
 

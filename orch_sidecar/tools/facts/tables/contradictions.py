@@ -15,7 +15,7 @@ from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.forms import THROUGHPUT
-from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, Arrivals, RowNotes
+from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, Arrivals, RowNotes, time_note
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, least_samples, shortfalls
 from orch_sidecar.tools.facts.tables.row import (
     BENCH,
@@ -125,7 +125,10 @@ def _absent(row: Row, notes: RowNotes) -> Iterator[Finding]:
         (("served_as",), notes.get("served_as") == row.model_id, ": it equals model_id"),
     ]
     for at in PERCENTILES:
-        early, least = tuple(names.early_note(name, at) for name in TIMES), least_samples(at)
+        early, least = (
+            tuple(time_note(name, at, early=True) for name in TIMES),
+            least_samples(at),
+        )
         few = requests is not None and requests < least
         rules.append((early, few, f" with requests={requests}: at least {least} are needed"))
     for each, wrong, why in rules:
@@ -200,7 +203,7 @@ def _percentiles(row: Row, notes: RowNotes) -> Iterator[Finding]:
     99 % is never below the percentile of the sample. A row has the TTFT of streams, all of whose
     answers have one, before their end.
     """
-    stated = [[note for at in PERCENTILES if (note := names.time_note(name, at)) in notes]
+    stated = [[note for at in PERCENTILES if (note := time_note(name, at)) in notes]
               for name in TIMES]  # fmt: skip
     for first, second in (pair for each in stated for pair in combinations(each, 2)):
         if notes.get("requests") == "1" and float(notes[second]) > float(notes[first]):
@@ -208,8 +211,8 @@ def _percentiles(row: Row, notes: RowNotes) -> Iterator[Finding]:
             break
     ordered = [pair for each in stated for pair in pairwise(each)]
     for at in PERCENTILES:
-        ordered += [(names.time_note(name, at), names.early_note(name, at)) for name in TIMES]
-        ordered.append((names.time_note("ttft", at), names.time_note("latency", at)))
+        ordered += [(time_note(name, at), time_note(name, at, early=True)) for name in TIMES]
+        ordered.append((time_note("ttft", at), time_note("latency", at)))
     for lower, upper in ordered:
         if lower in notes and upper in notes and float(notes[upper]) < float(notes[lower]):
             yield upper, f"must be at least {notes.pair(lower)}"
@@ -226,7 +229,7 @@ def _times(row: Row, notes: RowNotes) -> Iterator[Finding]:
     window, requests = notes.rounded("window_s"), notes.count("requests")
     loops = {Arrivals.ONE_BY_ONE.value: 1, Arrivals.CLOSED_LOOP.value: notes.count("at_once")}
     clients = loops.get(notes.arrivals or "")
-    stated = ((name, at, names.time_note(name, at)) for name in TIMES for at in PERCENTILES)
+    stated = ((name, at, time_note(name, at)) for name in TIMES for at in PERCENTILES)
     for name, at, note in stated:
         if window is None or (took_ms := notes.rounded(note)) is None:
             continue

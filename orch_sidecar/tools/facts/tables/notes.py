@@ -169,14 +169,10 @@ PERCENTILES: Final = (50, 90, 95, 99)
 TIMES: Final = ("ttft", "tpot", "latency")
 
 
-def time_note(name: str, percentile: int) -> str:
-    """Returns the name of the note with a percentile of a time, in milliseconds."""
-    return f"{name}_p{percentile}_ms"
-
-
-def early_note(name: str, percentile: int) -> str:
-    """Returns the name of the note with MLPerf's early-stopping estimate of a percentile."""
-    return f"{name}_p{percentile}_early_ms"
+def time_note(name: str, percentile: int, *, early: bool = False) -> str:
+    """Returns the name of the note with a percentile of a time, in milliseconds, or with MLPerf's
+    early-stopping estimate of it."""
+    return f"{name}_p{percentile}{'_early' if early else ''}_ms"
 
 
 class RowNotes(dict[str, str]):
@@ -226,8 +222,8 @@ FORMS: Final[Mapping[str, Form]] = {
     **dict.fromkeys(("rate_per_s", "burstiness", *SLOS), ABOVE_0),
     **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
     **{
-        note(name, percentile): number("of milliseconds, ", 0, decimals=(4, 3))
-        for note in (time_note, early_note)
+        time_note(name, percentile, early=early): number("of milliseconds, ", 0, decimals=(4, 3))
+        for early in (False, True)
         for name in TIMES
         for percentile in PERCENTILES
     },

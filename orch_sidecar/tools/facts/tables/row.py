@@ -195,7 +195,7 @@ def _notes_rule(value: str) -> str | None:
     return next((f"{name}={text} {rule}" for name, text, rule in broken if rule), None)
 
 
-BENCH: Final = "orch-bench:"
+BENCH: Final = "orch-bench:"  # of a run, which measures one engine once: it makes one row
 TRACES: Final = ("jaeger:", "otlp:")
 
 # The id of a run of `orch bench`: its start, its label and six random digits.
@@ -228,11 +228,6 @@ def label_in(text: str) -> Label | None:
     """Returns the label of the run of `orch bench` that a text names; None where it names none."""
     bench = _BENCH_ID.search(text)
     return None if bench is None else Label(bench[1])
-
-
-def makes_one_row(source_tag: str) -> bool:
-    """Returns whether a tag names a run of `orch bench`, which measures one engine once."""
-    return source_tag.startswith(BENCH)
 
 
 def label_of_run(row: Row) -> Label | None:

@@ -25,6 +25,7 @@ from orch_sidecar.tools.facts.traces.requests import (
     Request,
 )
 from orch_sidecar.tools.facts.traces.traffic import Scenario
+from vllm_plugin.contracts.profile import INTERACTIVE
 
 # vLLM's API server finds stop strings; the engine generates until the abort reaches it. With
 # asynchronous scheduling two steps are under way when one is found, and a third may begin before
@@ -32,7 +33,6 @@ from orch_sidecar.tools.facts.traces.traffic import Scenario
 _STOPPING_STEPS: Final = 2
 # Longer than an abort takes to reach the scheduler, and than a step.
 _ABORT_WITHIN_NS: Final = 1_000_000_000
-_INTERACTIVE: Final = "interactive"
 
 
 def observation_of(scenario: Scenario) -> Observation:
@@ -202,7 +202,7 @@ def _beside(scenario: Scenario) -> Beside:
         engines=len({each.epoch for each in scenario.sequences}),
         shared=sum(each.coalesced or each.coalesced_leader for each in requests),
         divided=sum(bool(each.parts) for each in requests),
-        online=sum(each.service_class == _INTERACTIVE for each in requests),
+        online=sum(each.service_class == INTERACTIVE for each in requests),
         foreign=sum(
             each.sequences for each in others if each.end_ns >= start_ns and each.start_ns <= end_ns
         ),

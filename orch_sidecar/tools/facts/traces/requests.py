@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import AliasGenerator, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -25,10 +25,6 @@ from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span
 UNCOUNTED_STEPS: Final = 2
 
 _ORCH: Final = AliasGenerator(validation_alias=lambda name: f"orch.{name}")
-
-
-def _cache(name: str) -> Any:
-    return Field(None, validation_alias=f"orch.prefix_cache.{name}")
 
 
 class EngineLabels(Attributes):
@@ -61,8 +57,8 @@ class EngineLabels(Attributes):
     decode_sequences_total: int
     engine_steps: int = 0
     tokens_per_step: int
-    queries_before: int | None = _cache("queries_before")
-    hits_before: int | None = _cache("hits_before")
+    queries_before: int | None = Field(None, validation_alias="orch.prefix_cache.queries_before")
+    hits_before: int | None = Field(None, validation_alias="orch.prefix_cache.hits_before")
     queries: int = Field(validation_alias="orch.prefix_cache.queries_total")
     hits: int = Field(validation_alias="orch.prefix_cache.hits_total")
     conditions: Annotated[Settings, BeforeValidator(settings_in)] = Field(

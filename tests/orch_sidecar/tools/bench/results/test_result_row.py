@@ -70,7 +70,7 @@ def test_notes_have_the_names_that_other_rows_have() -> None:
         "input_tokens", "output_tokens", "batching", "tool", "arrivals", "rate_per_s", "requests",
         "window_s", "seed", "refused", "slo_ttft_ms", "goodput_share", "batch_mean", "batch_max",
         "profile", "preliminary", *ALWAYS_REPORTED, "loaded", "prefix_hit_ratio",
-        *(f"{name}_{at}_ms" for name, places in LATENCIES.items() for at in places),
+        *(f"{name}_p{at}_ms" for name, places in LATENCIES.items() for at in places),
     }  # fmt: skip
     assert (notes["ttft_p50_ms"], notes["latency_p90_ms"]) == ("100", "200")
     assert (notes["rate_per_s"], notes["refused"]) == ("10", "1")
