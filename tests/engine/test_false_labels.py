@@ -18,6 +18,7 @@ import pytest
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.traces.spans import read_file
 from orch_sidecar.tools.facts.traces.traffic import build_traffic, group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import judge_scenario
@@ -197,8 +198,8 @@ def verdicts(
     for scenario in group_scenarios(traffic, 60.0):
         if scenario.key.run in names:
             found = judge_scenario(scenario, Source("otlp:traces.jsonl"))
-            objections = {f"{each.reason}: {each.detail}" for each in found.objections}
-            judged[names[scenario.key.run]] |= {ROW} if found.row is not None else objections
+            whys = {ROW} if isinstance(found, Row) else {f"{why}: {of}" for why, of in found}
+            judged[names[scenario.key.run]] |= whys
     return judged
 
 

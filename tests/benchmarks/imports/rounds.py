@@ -19,7 +19,6 @@ from typing import Any, Final
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
-    Rejection,
     read_run,
     to_row,
 )
@@ -65,7 +64,7 @@ class Tool:
 
     name: str
     run: Callable[[Target, Load, Path, Label], Ran]
-    row: Callable[[Path, States], Row | Rejection]
+    row: Callable[[Path, States], Row | str]
     trim: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
@@ -84,19 +83,19 @@ def _run_guidellm(target: Target, load: Load, result: Path, claim: Label) -> Ran
 
 def _imported(
     run: Callable[[object], ImportedRun],
-) -> Callable[[Path, States], Row | Rejection]:
-    def row(result: Path, proof: States) -> Row | Rejection:
+) -> Callable[[Path, States], Row | str]:
+    def row(result: Path, proof: States) -> Row | str:
         document = json.loads(result.read_text(encoding="utf-8"))
-        return read_run(lambda: to_row(run(document), proof, Source(result.name)))
+        return read_run(result.name, lambda: to_row(run(document), proof, Source(result.name)))
 
     return row
 
 
-def _own_row(result: Path, proof: States) -> Row | Rejection:
+def _own_row(result: Path, proof: States) -> Row | str:
     """What `orch bench` made of it by itself."""
     facts = result.with_suffix(".csv")
     rows = [placed.row for placed in valid_rows(files.read(facts))] if facts.exists() else []
-    return rows[0] if rows else Rejection("orch bench", result.name, "made no row")
+    return rows[0] if rows else f"{result.name}: made no row"
 
 
 TOOLS: Final = (
@@ -112,7 +111,7 @@ class Round:
 
     tool: str
     label: Label
-    made: Row | Rejection
+    made: Row | str
     engine: Counted
 
 
@@ -209,7 +208,7 @@ def _table(rounds: list[Round]) -> str:
 
 def _line(each: Round) -> list[str]:
     engine = each.engine
-    if isinstance(each.made, Rejection):
+    if isinstance(each.made, str):
         return [each.tool, each.label, "refused", *(["-"] * 10)]
     notes = parse_notes(each.made.scenario_notes)
     tokens = each.made.output_tokens * int(notes["requests"])

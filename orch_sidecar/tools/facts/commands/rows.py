@@ -26,7 +26,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     write_rows,
 )
 from orch_sidecar.tools.facts.evidence import aiperf, batches, guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run, to_row
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, read_run, to_row
 from orch_sidecar.tools.facts.labels.documents import parse_all
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
@@ -36,11 +36,12 @@ from orch_sidecar.tools.facts.traces.spans import Span, all_spans, read_file, se
 from orch_sidecar.tools.facts.traces.traffic import (
     ID_PAUSE_S,
     LEAST_GAP_S,
+    Scenario,
     build_traffic,
     group_scenarios,
     margin_s,
 )
-from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
+from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from orch_sidecar.tools.terminal import Progress, print_error
 from vllm_plugin.contracts.lease_protocol import timestamp
 
@@ -224,10 +225,9 @@ def _make_rows(
         raise ValueError(f"{source}: {error}") from None
     selected = [each for each in found if options.scenario in (None, each.key.scenario)]
     named = Source(source, options.model_id, options.model_name)
-    judged = [judge_scenario(each, named) for each in selected if not each.is_warmup]
+    judged = [_row_or_why(each, named) for each in selected if not each.is_warmup]
     warmups = [each.name for each in selected if each.is_warmup]
-    rows = [each.row for each in judged if each.row is not None]
-    write_rows(options, rows, [_objections_text(each) for each in judged if each.row is None])
+    rows = write_rows(options, judged)
     if warmups:
         print_error(f"excluded warm-up: {', '.join(warmups)}")
     if not judged:
@@ -238,12 +238,15 @@ def _make_rows(
     return 0 if rows else 1
 
 
-def _objections_text(judged: ScenarioVerdict) -> str:
-    key, requests = judged.scenario.key, counted(len(judged.scenario.requests), "request")
+def _row_or_why(scenario: Scenario, source: Source) -> Row | str:
+    """Returns the row of a scenario, or the text of the objections to it."""
+    found = judge_scenario(scenario, source)
+    if isinstance(found, Row):
+        return found
+    key, requests = scenario.key, counted(len(scenario.requests), "request")
     what = f"{key.measurement_type}, {key.model}, pool {key.pool}, {requests}"
-    lines = [f"invalid: {judged.scenario.name} ({what})"]
-    lines += [f"  {each.reason}: {each.detail}" for each in judged.objections]
-    return "\n".join(lines)
+    objections = (f"  {each.reason}: {each.detail}" for each in found)
+    return "\n".join([f"invalid: {scenario.name} ({what})", *objections])
 
 
 def _moment(text: str) -> int:
@@ -299,20 +302,12 @@ def _run(tool: _Tool, options: argparse.Namespace) -> int:
     def row_of(document: object, tag: str) -> Row:
         return to_row(tool.run(document), known, Source(tag, options.model_id, options.model_name))
 
-    made = [(place, read_run(partial(row_of, part, tag))) for tag, place, part in runs]
-    return _write(options, made)
-
-
-def _write(options: argparse.Namespace, made: Sequence[tuple[str, Row | Rejection]]) -> int:
-    """Writes the rows, and prints the rejections with their places. Returns the exit code."""
-    rows = [each for _, each in made if isinstance(each, Row)]
-    others = [f"{place}: {each}" for place, each in made if isinstance(each, Rejection)]
-    write_rows(options, rows, others)
-    return 1 if others else 0
+    made = [read_run(place, partial(row_of, part, tag)) for tag, place, part in runs]
+    return 0 if len(write_rows(options, made)) == len(made) else 1
 
 
 def _run_batch(options: argparse.Namespace) -> int:
-    return _write(options, [(options.batch, read_run(lambda: _batch_row(options)))])
+    return 0 if write_rows(options, [read_run(options.batch, lambda: _batch_row(options))]) else 1
 
 
 def _batch_row(options: argparse.Namespace) -> Row:

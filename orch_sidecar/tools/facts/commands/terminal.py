@@ -84,9 +84,11 @@ def read_url(url: str, key: str | None = None) -> bytes:
     raise ValueError(f"cannot read {url.partition('?')[0]}: {reason}") from None
 
 
-def write_rows(options: argparse.Namespace, rows: Sequence[Row], others: Sequence[str]) -> None:
+def write_rows(options: argparse.Namespace, made: Sequence[Row | str]) -> list[Row]:
     """Appends rows to --output, or prints them as a table with a header, nothing without rows; with
-    --json as a list. `others`: why the others are none. Raises Unavailable, OSError, ValueError."""
+    --json as a list. `made`: rows, and why others are none. Returns the rows. Raises Unavailable,
+    OSError, ValueError."""
+    rows = [each for each in made if isinstance(each, Row)]
     if options.output is not None and rows:
         added = append(options.output, rows)
         print_error(f"{options.output}: {added} added, {len(rows) - added} already present")
@@ -95,8 +97,10 @@ def write_rows(options: argparse.Namespace, rows: Sequence[Row], others: Sequenc
     elif options.output is None and rows:
         records = (COLUMNS, *map(row_fields, rows))
         print("".join(record_text(each, "\n") for each in records), end="")
-    for why in others:
-        print_error(why)
+    for each in made:
+        if isinstance(each, str):
+            print_error(each)
+    return rows
 
 
 def sound_rows(paths: Sequence[Path], why: str) -> list[LocatedRow]:

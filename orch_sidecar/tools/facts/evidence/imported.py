@@ -58,19 +58,19 @@ class Rejection(ValueError):
 
     def __init__(self, name: str, value: object, rule: str) -> None:
         super().__init__(f"{name} {str(value)[:_SHOWN_CHARACTERS]!r}: {rule}")
-        self.name, self.value, self.rule = name, str(value), rule
 
 
-def read_run(read: Callable[[], _Found]) -> _Found | Rejection:
-    """Returns what is read of a file, or the rejection that reading it raises."""
+def read_run(place: str, read: Callable[[], _Found]) -> _Found | str:
+    """Returns what is read of a run, or why it is rejected. `place`: where it is."""
     try:
         return read()
     except Rejection as error:
-        return error
+        why = str(error)
     except ValidationError as error:
-        wrong = first_problem(error)
-        rule = "is missing: the file has another format or version" if wrong.missing else wrong.rule
-        return Rejection(wrong.place or "file", "" if wrong.missing else wrong.value, rule)
+        why = first_problem(error)
+        if why.endswith("is missing"):
+            why += ": the file has another format or version"
+    return f"{place}: {why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

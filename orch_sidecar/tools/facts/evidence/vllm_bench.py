@@ -139,7 +139,7 @@ def _served(result: _Result) -> list[CompletedRequest]:
     total = result.completed + result.failed
     for name, values in zip(_DETAILS, lists, strict=True):
         if values is None:
-            raise Rejection(name, "", "is missing: vLLM writes it with --save-detailed")
+            raise Rejection(name, values, "must be there: vLLM writes it with --save-detailed")
         if len(values) != total:
             rule = f"must have a value for each of {total} requests"
             raise Rejection(name, f"{len(values)} values", rule)

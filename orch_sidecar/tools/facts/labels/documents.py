@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
@@ -29,28 +29,16 @@ def at(path: str, **more: Any) -> Any:
     return Field(validation_alias=AliasPath(first, *steps), **more)
 
 
-class Problem(NamedTuple):
-    """The first wrong field of a document: its place, what is there, and the rule."""
-
-    place: str
-    value: object
-    rule: str
-    missing: bool
-
-    def __str__(self) -> str:
-        if self.missing:
-            return f"{self.place} is missing"
-        return f"{self.place or 'it'} is {repr(self.value)[:_SHOWN_CHARACTERS]}: {self.rule}"
-
-
-def first_problem(error: ValidationError) -> Problem:
-    """Returns the first of the problems that pydantic found."""
+def first_problem(error: ValidationError) -> str:
+    """Describes the first wrong field that pydantic found: its place, what is there, the rule."""
     wrong = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(map(str, wrong["loc"]))
     rule = wrong["msg"].removeprefix("Value error, ")
+    if wrong["type"] == "missing":
+        return f"{place} is missing"
     if wrong["type"] in ("model_type", "dataclass_type"):  # its text names the class
         rule = "must be an object"
-    return Problem(place, wrong["input"], rule, wrong["type"] == "missing")
+    return f"{place or 'it'} is {repr(wrong['input'])[:_SHOWN_CHARACTERS]}: {rule}"
 
 
 def parsed_as(model: type[_Model], document: object, what: str) -> _Model:

@@ -141,7 +141,7 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
         return _SNAPSHOT.validate_python({**entry, **more})
     except ValidationError as error:
         problem = first_problem(error)
-    hidden = problem.place.startswith("prefix_cache") and problem.missing
+    hidden = problem.startswith("prefix_cache")
     hint = "; where clients have API keys, the key needs metrics: true" if hidden else ""
     raise ValueError(f"{problem}{hint}")
 

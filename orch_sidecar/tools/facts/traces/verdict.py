@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from statistics import median
@@ -61,16 +60,7 @@ _PAUSE_S: Final = 0.05
 _CLOSED_SHARE: Final = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class ScenarioVerdict:
-    """The row of a scenario, or the objections to one."""
-
-    scenario: Scenario
-    row: Row | None
-    objections: tuple[Objection, ...]
-
-
-def judge_scenario(scenario: Scenario, source: Source) -> ScenarioVerdict:
+def judge_scenario(scenario: Scenario, source: Source) -> Row | list[Objection]:
     """Returns the row of a scenario that earned its label, or the objections.
 
     `source`: its tag is what was read, as `jaeger:orch-sidecar`; that of the row adds the scenario.
@@ -80,16 +70,13 @@ def judge_scenario(scenario: Scenario, source: Source) -> ScenarioVerdict:
         reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
         found.append(Objection(reason, f"the model {model.id!r}: {model.objection}"))
     if found:
-        return ScenarioVerdict(scenario, None, tuple(found))
+        return found
     try:
         row = _row(scenario, model, source)
         faults = [fault.text for fault in invalid_fields(row)]
     except ValueError as error:
         faults = [str(error)]
-    if faults:
-        unsound = Objection(Reason.UNSOUND_ROW, "; ".join(faults))
-        return ScenarioVerdict(scenario, None, (unsound,))
-    return ScenarioVerdict(scenario, row, ())
+    return [Objection(Reason.UNSOUND_ROW, "; ".join(faults))] if faults else row
 
 
 def objections(scenario: Scenario) -> list[Objection]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from orch_sidecar.tools.facts.labels.judge import Objection
+from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.traces.spans import Span, Value
 from orch_sidecar.tools.facts.traces.traffic import Traffic, group_scenarios
-from orch_sidecar.tools.facts.traces.verdict import objections
+from orch_sidecar.tools.facts.traces.verdict import judge_scenario, objections
 from tests.orch_sidecar.tools.facts.spans import one, traffic_from
 
 ALONE = (4, 1, 1.0)
@@ -15,6 +18,12 @@ LABELS = ("single_stream", "batched_online", "offline")
 # What a label requires of the load: single requests, of which most of these tests are made, have
 # none. `test_observed_load` has the tests of it.
 LOAD = {"one_by_one", "mostly_alone", "trickle", "batch_not_full"}
+
+
+def judged(*requests: list[Span], given: Source | None = None) -> Row | list[Objection]:
+    """Judges the single scenario of these requests."""
+    [scenario] = group_scenarios(traffic_from(*requests), 60.0)
+    return judge_scenario(scenario, given or Source("test"))
 
 
 def objections_to(*requests: list[Span], scenario: str | None = None) -> dict[str, str]:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 
+from orch_sidecar.tools.facts.labels.judge import Objection
 from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.traces.spans import Span, Value
 from orch_sidecar.tools.facts.traces.traffic import build_traffic, group_scenarios
-from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
+from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from tests.orch_sidecar.tools.facts.cheats import Gate, said_of
 from tests.orch_sidecar.tools.facts.spans import COUNTERS, counted, real, without
 
@@ -148,7 +150,7 @@ def both(*alterations: Alteration) -> Alteration:
 
 def verdict(
     recording: str, *alterations: Alteration, given: Source | None = None
-) -> ScenarioVerdict:
+) -> Row | list[Objection]:
     """Judges the first scenario of the recording's name among its altered spans."""
     traffic = build_traffic(both(*alterations)(real(recording)))
     found = group_scenarios(traffic, 60.0)
@@ -156,12 +158,13 @@ def verdict(
     return judge_scenario(scenario, given or Source("test"))
 
 
-def reasons(found: ScenarioVerdict) -> set[str]:
-    return {each.reason.value for each in found.objections}
+def reasons(found: Row | list[Objection]) -> set[str]:
+    return set() if isinstance(found, Row) else {each.reason.value for each in found}
 
 
 def said(recording: str, alter: Alteration) -> Mapping[Gate, str]:
     """Returns the objections to an altered recording."""
     found = verdict(recording, alter)
-    objections = "; ".join(f"{each.reason}: {each.detail}" for each in found.objections)
-    return {Gate.JUDGE: objections} if found.row is None else said_of(found.row)
+    if isinstance(found, Row):
+        return said_of(found)
+    return {Gate.JUDGE: "; ".join(f"{each.reason}: {each.detail}" for each in found)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.evidence.imported import Rejection, read_run, to_row
+from orch_sidecar.tools.facts.evidence.imported import read_run, to_row
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
@@ -35,12 +35,12 @@ def files(name: str) -> Files:
     return Files(*(deepcopy(document(f"{name}{end}")) for end in ("", "_before", "_after")))
 
 
-def outcome(name: str, given: Files) -> Row | Rejection:
+def outcome(name: str, given: Files) -> Row | str:
     found = run_in(name, given.file)
-    if isinstance(found, Rejection):
+    if isinstance(found, str):
         return found
     known = States(parse_snapshot(given.before), parse_snapshot(given.after))
-    return read_run(lambda: to_row(found, known, Source("run-1", given.model_id)))
+    return read_run(name, lambda: to_row(found, known, Source("run-1", given.model_id)))
 
 
 def changed(**fields: Any) -> Change:
@@ -211,7 +211,7 @@ def said(name: str, change: Change) -> Mapping[Gate, str]:
     given = files(name)
     change(given)
     found = outcome(name, given)
-    return {Gate.IMPORT: str(found)} if isinstance(found, Rejection) else said_of(found)
+    return {Gate.IMPORT: found} if isinstance(found, str) else said_of(found)
 
 
 CHEATS = [

@@ -114,9 +114,8 @@ def test_poisson_of_several_processes_has_repeated_gaps() -> None:
 
 def test_requests_due_before_the_run_are_rejected() -> None:
     found = refused(CLOUD, document("guidellm_early"))
-    assert found.name == "info.timings.targeted_start"
-    assert found.value.startswith("-0.")
-    assert "20 of 45 requests were due before the run began" in found.rule
+    assert found.startswith("info.timings.targeted_start '-0.")
+    assert "20 of 45 requests were due before the run began" in found
 
 
 @pytest.mark.parametrize(
@@ -184,29 +183,29 @@ def test_unsupported_run_is_rejected_with_field_value_and_rule(
     change: Change, name: str, rule: str
 ) -> None:
     found = refused(CLOUD, benchmark(change))
-    assert name in found.name
-    assert rule in found.rule
+    assert name in found.partition(" ")[0]
+    assert rule in found
 
 
 @pytest.mark.parametrize("version", [1, 3, "2", None])
 def test_report_of_another_schema_is_rejected(version: object) -> None:
     report = document(HOME)
     report["metadata"]["version"] = version
-    assert refused(CLOUD, report).name == "metadata.version"
+    assert refused(CLOUD, report).startswith("metadata.version is ")
 
 
 def test_report_before_0_5_without_a_version_is_rejected() -> None:
     report = document(HOME)
     del report["metadata"]
-    assert str(refused(CLOUD, report)).startswith("metadata.version '': is missing")
+    assert refused(CLOUD, report).startswith("metadata.version is missing: the file has another")
 
 
 def test_unknown_claim_is_rejected() -> None:
     report = document(HOME)
     report["config"]["metadata"]["labels"] = {"measurement_type": "fast"}
-    assert refused(CLOUD, report).name == "config.metadata.labels.measurement_type"
+    assert refused(CLOUD, report).startswith("config.metadata.labels.measurement_type is 'fast'")
 
 
 @pytest.mark.parametrize("found", [[], "file", None, {}, {"benchmarks": []}])
 def test_other_document_is_rejected(found: object) -> None:
-    assert refused(CLOUD, found).rule
+    assert refused(CLOUD, found)

@@ -37,10 +37,10 @@ def row(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) 
     return to_row(measured, known, source)
 
 
-def refused(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> Rejection:
+def refused(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> str:
     with pytest.raises(Rejection) as raised:
         to_row(measured, known, source)
-    return raised.value
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -111,7 +111,7 @@ def test_without_proof_nothing_is_confirmed_and_the_claim_is_a_note(name: str) -
 def test_without_proof_a_claim_that_the_load_contradicts_is_rejected() -> None:
     found = run("vllm_bench_home", claim=Label.OFFLINE)
     rule = "must be at_once or closed_loop for offline"
-    assert refused(found, GIVEN).rule == rule
+    assert refused(found, GIVEN).endswith(rule)
 
 
 def test_without_proof_the_batch_is_the_overlap_by_the_tools_times() -> None:
@@ -122,9 +122,7 @@ def test_without_proof_the_batch_is_the_overlap_by_the_tools_times() -> None:
 
 def test_concurrency_limit_is_not_a_batch() -> None:
     found = run("vllm_bench_cloud", served=(), load=by(Arrivals.POISSON, 8))
-    assert str(refused(found, GIVEN)).startswith(
-        "max_concurrency '8': is a limit, not a measured batch"
-    )
+    assert refused(found, GIVEN).startswith("max_concurrency '8': is a limit, not a measured batch")
     assert row(replace(found, load=by(Arrivals.POISSON, 1), claim=None), GIVEN).batch == 1
     # The engine's label is used.
     assert row(found, proof("vllm_bench_cloud")).batch > 1
@@ -135,9 +133,9 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}
     known = States(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
-    assert "must be at_once or closed_loop" in refused(found, known).rule
+    assert "must be at_once or closed_loop" in refused(found, known)
     burst = replace(found, load=by(Arrivals.AT_ONCE), served=())
-    assert "offline needs a batch of 8" in refused(burst, known).rule
+    assert "offline needs a batch of 8" in refused(burst, known)
     steps = {**known.after.steps_by_batch, 8: (5, 0.1)}
     full = States(known.before, replace(known.after, steps_by_batch=steps))
     made = row(burst, full)
@@ -149,12 +147,12 @@ def test_offline_by_a_schedule_is_rejected() -> None:
 
 def test_model_is_one_that_the_engine_serves_or_has_loaded() -> None:
     found, ends = run("vllm_bench_home", model="other"), proof("vllm_bench_home")
-    assert str(refused(found, ends)).startswith("model 'other': the engine serves small")
+    assert refused(found, ends).startswith("model 'other': the engine serves small")
     served = row(found, ends, Source("run-1", "small"))
     assert served.model_id == "small"
     assert "given" not in parse_notes(served.scenario_notes)
     refusal = refused(found, ends, Source("run-1", "org/Large-70B"))
-    assert str(refusal).startswith("model 'org/Large-70B': the engine serves small (loaded as /")
+    assert refusal.startswith("model 'org/Large-70B': the engine serves small (loaded as /")
     loaded = States(
         replace(ends.before, weights="org/Small"), replace(ends.after, weights="org/Small")
     )
@@ -167,7 +165,7 @@ def test_model_that_the_engine_knows_by_paths_only_is_named_by_the_user() -> Non
     found, ends = run("vllm_bench_home", model="/models/small"), proof("vllm_bench_home")
     paths: dict[str, Any] = {"models": ("/models/small",), "weights": "/models/small"}
     known = States(replace(ends.before, **paths), replace(ends.after, **paths))
-    assert "is a path: name the model with --model-id" in refused(found, known).rule
+    assert "is a path: name the model with --model-id" in refused(found, known)
     made = row(found, known, Source("run-1", "org/Small"))
     assert made.model_id == "org/Small"
     assert parse_notes(made.scenario_notes)["given"] == "model_id"
@@ -188,7 +186,7 @@ def test_tokens_of_failed_requests_are_unknown() -> None:
 
 def test_path_is_rejected_as_a_model() -> None:
     found = run("vllm_bench_home", model="/models/llama")
-    assert "--model-id" in refused(found, GIVEN).rule
+    assert "--model-id" in refused(found, GIVEN)
     made = row(found, GIVEN, Source("run-1", "meta-llama/Llama-3.1-8B-Instruct"))
     assert made.model_name == "Llama-3.1-8B-Instruct"
     assert row(found, GIVEN, Source("run-1", "llama", "Llama 3.1 8B")).model_name == "Llama 3.1 8B"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -97,7 +98,7 @@ def test_failed_requests_are_counted_but_not_measured() -> None:
     ("name", "field"), [("vllm_bench_all_failed", "completed"), ("vllm_throughput", "backend")]
 )
 def test_file_without_an_answer_or_of_another_benchmark_is_rejected(name: str, field: str) -> None:
-    assert refused(name, document(name)).name == field
+    assert refused(name, document(name)).startswith(f"{field} is ")
 
 
 @pytest.mark.parametrize(
@@ -126,13 +127,13 @@ def test_unsupported_run_is_rejected_with_field_value_and_rule(
     fields: dict[str, Any], name: str, rule: str
 ) -> None:
     found = refused(CLOUD, changed(CLOUD, **fields))
-    assert found.name.partition(".")[0] == name
-    assert rule in found.rule
+    assert re.split("[. ]", found)[0] == name
+    assert rule in found
 
 
 @pytest.mark.parametrize("found", [[], "file", None, {}, {"results": []}])
 def test_other_document_is_rejected(found: object) -> None:
-    assert refused(CLOUD, found).rule
+    assert refused(CLOUD, found)
 
 
 @pytest.mark.parametrize("name", ["start_times", "ttfts", "latencies", "queue_times"])
@@ -140,5 +141,4 @@ def test_other_document_is_rejected(found: object) -> None:
 def test_infinite_time_is_rejected(name: str, value: float) -> None:
     file = changed(CLOUD)
     file[name][0] = value
-    found = refused(CLOUD, file)
-    assert (found.name, found.rule) == (f"{name}.0", "Input should be a finite number")
+    assert refused(CLOUD, file) == f"{name}.0 is {value}: Input should be a finite number"

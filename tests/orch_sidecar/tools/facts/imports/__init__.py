@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orch_sidecar.tools.facts.evidence import aiperf, guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, read_run
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 
@@ -32,10 +32,10 @@ def document(name: str) -> Any:
     return json.loads(path(name).read_text(encoding="utf-8"))
 
 
-def run_in(name: str, file: Any) -> ImportedRun | Rejection:
+def run_in(name: str, file: Any) -> ImportedRun | str:
     """Returns the run in a file of the tool that a recorded file is of."""
     run = next(run for tool, run in _TOOLS.items() if name.startswith(tool))
-    return read_run(lambda: run(file))
+    return read_run(name, lambda: run(file))
 
 
 def changed(name: str, change: Callable[[Any], object] = bool, **fields: Any) -> Any:
@@ -52,10 +52,11 @@ def measured(name: str, file: Any = None) -> ImportedRun:
     return found
 
 
-def refused(name: str, file: object) -> Rejection:
+def refused(name: str, file: object) -> str:
+    """Returns why a file is rejected."""
     found = run_in(name, file)
-    assert isinstance(found, Rejection), found
-    return found
+    assert isinstance(found, str), found
+    return found.removeprefix(f"{name}: ")
 
 
 def proof(name: str) -> States:

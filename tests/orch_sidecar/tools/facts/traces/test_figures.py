@@ -29,8 +29,8 @@ from tests.orch_sidecar.tools.facts.cheats.alterations import (
 
 def row_of(recording: str, *alterations: Alteration, given: Source | None = None) -> Row:
     found = verdict(recording, *alterations, given=given)
-    assert found.row is not None, found.objections
-    return found.row
+    assert isinstance(found, Row), found
+    return found
 
 
 def test_attribute_that_is_no_number_is_an_error() -> None:
@@ -41,7 +41,8 @@ def test_attribute_that_is_no_number_is_an_error() -> None:
 
 def test_clocks_are_compared_by_how_much_they_differ() -> None:
     found = verdict("home", moved(-100, SEQUENCE))
-    [clocks] = [each.detail for each in found.objections if "clock" in each.detail]
+    assert isinstance(found, list)
+    [clocks] = [each.detail for each in found if "clock" in each.detail]
     assert re.match(r"5 of its sequences lie outside of their requests by up to 99\.99\d s", clocks)
     assert reasons(verdict("home", moved(-0.9, SEQUENCE))) == set()
 
@@ -114,6 +115,6 @@ def test_time_per_token_of_several_sequences_is_that_of_one() -> None:
 
 def test_model_id_that_the_engine_contradicts_makes_no_row() -> None:
     found = verdict("cloud", given=Source("test", model_id="org/Big-70B"))
-    assert found.row is None
-    [detail] = [each.detail for each in found.objections]
+    assert isinstance(found, list)
+    [detail] = [each.detail for each in found]
     assert detail.startswith("the model 'org/Big-70B': the engine serves tiny")

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.measured import Source
-from orch_sidecar.tools.facts.tables.row import parse_notes
+from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.traces.spans import Span
-from orch_sidecar.tools.facts.traces.traffic import group_scenarios
-from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
-from tests.orch_sidecar.tools.facts.spans import one, traffic_from
+from tests.orch_sidecar.tools.facts.cheats.alterations import reasons
+from tests.orch_sidecar.tools.facts.objections import judged
+from tests.orch_sidecar.tools.facts.spans import one
 
 SLOTS = 8
 
@@ -28,16 +27,9 @@ def offline(number: int, start_s: float, end_s: float, **more: Any) -> list[Span
     return one(number, start_s, end_s, **{**defaults, **more})
 
 
-def judged(*requests: list[Span]) -> ScenarioVerdict:
-    traffic = traffic_from(*requests)
-    [scenario] = group_scenarios(traffic, 60.0)
-    return judge_scenario(scenario, Source("test"))
-
-
 def objected(*requests: list[Span]) -> set[str]:
     """Returns the objections to the load."""
-    found = {each.reason.value for each in judged(*requests).objections}
-    return found & {"one_by_one", "trickle", "batch_not_full"}
+    return reasons(judged(*requests)) & {"one_by_one", "trickle", "batch_not_full"}
 
 
 def closed_loop(clients: int, each: int, pause_s: float) -> list[list[Span]]:
@@ -103,8 +95,8 @@ def test_batch_that_admission_limited_is_noted() -> None:
     first = [waiting(offline(n, 0, 5, batch=(4, 4, 4.0)), 0, 0) for n in range(1, 5)]
     then = [waiting(offline(n, 0, 10, batch=(4, 4, 4.0)), 0, 5) for n in range(5, 9)]
     found = judged(*first, *then)
-    assert found.row is not None, found.objections
-    assert parse_notes(found.row.scenario_notes)["batch_limited_by"] == "admission"
+    assert isinstance(found, Row), found
+    assert parse_notes(found.scenario_notes)["batch_limited_by"] == "admission"
     # The engine had four, and decoded two of them at a time: admission does not explain that.
     smaller = [offline(n, 0, 5, batch=(4, 2, 2.0)) for n in range(1, 5)]
     late = [waiting(offline(n, 0, 10, batch=(4, 2, 2.0)), 0, 5) for n in range(5, 9)]
@@ -117,8 +109,8 @@ def test_batch_that_the_engines_memory_limited_is_noted() -> None:
     run = [offline(n, 0, 5, batch=batch) for n in range(1, 5)]
     later = [offline(n, 0, 10, batch=batch, decode=queued) for n in range(5, 9)]
     found = judged(*run, *later)
-    assert found.row is not None, found.objections
-    assert parse_notes(found.row.scenario_notes)["batch_limited_by"] == "engine"
+    assert isinstance(found, Row), found
+    assert parse_notes(found.scenario_notes)["batch_limited_by"] == "engine"
     unexplained = [offline(n, 0, 10, batch=batch) for n in range(5, 9)]
     assert objected(*run, *unexplained) == {"batch_not_full"}
 

@@ -8,8 +8,9 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.facts.traces.spans import Span, Value
 from orch_sidecar.tools.facts.traces.traffic import group_scenarios
-from orch_sidecar.tools.facts.traces.verdict import ScenarioVerdict, judge_scenario
+from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from tests.orch_sidecar.tools.facts import spans as made
+from tests.orch_sidecar.tools.facts.objections import judged
 from tests.orch_sidecar.tools.facts.spans import ALONE, traffic_from
 
 JAEGER = "jaeger:orch-sidecar"
@@ -26,24 +27,16 @@ def many(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
     return made.one(number, start_s, end_s, **{"batch": (4, 4, 2.0), **more})
 
 
-def judged(*requests: list[Span], given: Source | None = None) -> ScenarioVerdict:
-    """Judges the single scenario of these requests."""
-    traffic = traffic_from(*requests)
-    [scenario] = group_scenarios(traffic, 60.0)
-    return judge_scenario(scenario, given or Source(JAEGER))
-
-
 def row_of(*requests: list[Span], given: Source | None = None) -> Row:
-    found = judged(*requests, given=given)
-    assert found.row is not None, found.objections
-    assert found.objections == ()
-    return found.row
+    found = judged(*requests, given=given or Source(JAEGER))
+    assert isinstance(found, Row), found
+    return found
 
 
 def objections_of(*requests: list[Span], given: Source | None = None) -> list[tuple[str, str]]:
     found = judged(*requests, given=given)
-    assert found.row is None
-    return [(each.reason.value, each.detail) for each in found.objections]
+    assert isinstance(found, list)
+    return [(each.reason.value, each.detail) for each in found]
 
 
 def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None:
@@ -183,8 +176,8 @@ def test_cut_scenario_notes_which_end_is_missing() -> None:
     ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
     for first, last, cut in ends:
         [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9)
-        row = judge_scenario(scenario, Source("s")).row
-        assert row is not None
+        row = judge_scenario(scenario, Source("s"))
+        assert isinstance(row, Row)
         assert parse_notes(row.scenario_notes).get("cut") == cut
 
 
