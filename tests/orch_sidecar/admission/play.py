@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued, StepTime
 from orch_sidecar.api.refusal import Refusal
-from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, report
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
+from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
+from vllm_plugin.contracts.profile import ServiceClass
 
 # 100 tokens take a second, whatever the batch.
 STEP_TIME = StepTime(10.0, 0.0, 1.0, 1024)
@@ -27,30 +27,40 @@ class Coming:
     service_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Went:
+    """A request that was dispatched: when, its wait, and what was promised."""
+
+    request: AdmissionRequest
+    at: float
+    service_s: float
+    waited_s: float
+    promised_ms: int | None
+
+
 @dataclass(slots=True)
 class Played:
-    """What came of it. `used`: slots of a class over time, as (from, to) of each lease."""
+    """What came of it."""
 
-    slots: int
-    ended_at: float = 0.0
-    used: dict[ServiceClass, list[tuple[float, float]]] = field(
-        default_factory=lambda: {each: [] for each in ServiceClass}
-    )
+    core: AdmissionController
+    went: list[Went] = field(default_factory=list)
     arrived: dict[ServiceClass, int] = field(default_factory=lambda: dict.fromkeys(ServiceClass, 0))
-    waits_s: dict[ServiceClass, list[float]] = field(
-        default_factory=lambda: {each: [] for each in ServiceClass}
-    )
     idle_slot_s: float = 0.0  # reserved slots that bulk requests waited for
+
+    def of(self, service_class: ServiceClass) -> list[Went]:
+        return [each for each in self.went if each.request.service_class is service_class]
 
     def served(self, service_class: ServiceClass) -> float:
         """The share of its requests that were dispatched."""
-        return len(self.waits_s[service_class]) / self.arrived[service_class]
+        return len(self.of(service_class)) / self.arrived[service_class]
 
     def share(self, service_class: ServiceClass, begin: float, end: float) -> float:
         """The share of the slots' time that a class had."""
-        used = self.used[service_class]
-        slot_s = sum(max(0.0, min(to, end) - max(at, begin)) for at, to in used)
-        return slot_s / (self.slots * (end - begin))
+        slot_s = sum(
+            max(0.0, min(each.at + each.service_s, end) - max(each.at, begin))
+            for each in self.of(service_class)
+        )
+        return slot_s / (self.core.ledger.slots_total * (end - begin))
 
 
 def bulk_backlog(count: int, service_s: float) -> list[Coming]:
@@ -70,42 +80,40 @@ def poisson(
     return found
 
 
-def play(rules: AdmissionRules, slots: int, coming: Iterable[Coming], until: float) -> Played:
-    """Plays it until then; the engine reports each second."""
-    core = AdmissionController(rules, random.Random(1))
-    core.engine_reports(report(slots, step_time=STEP_TIME), 0.0)
-    played, requests = Played(slots), dict[str, Coming]()
-    events: list[tuple[float, int, str]] = []  # ends of leases
+def play(core: AdmissionController, coming: Iterable[Coming], until: float) -> Played:
+    """Plays it until then, without a look at the controller but when it asks for one."""
+    played, requests = Played(core), dict[str, tuple[Coming, int | None]]()
+    ends: list[tuple[float, int, str]] = []  # of leases
     arrivals = sorted(coming, key=lambda each: each.at)
     number, now = 0, 0.0
 
     def dispatched(decisions: Iterable[Decision]) -> None:
         for each in decisions:
             if isinstance(each.outcome, Lease):
-                one = requests[each.ticket]
-                of = one.request.service_class
-                played.used[of].append((now, now + one.service_s))
-                played.waits_s[of].append(now - one.at)
-                heappush(events, (now + one.service_s, len(events), each.ticket))
+                one, promised_ms = requests[each.ticket]
+                waited_s = now - one.at
+                played.went.append(Went(one.request, now, one.service_s, waited_s, promised_ms))
+                heappush(ends, (now + one.service_s, len(played.went), each.ticket))
 
     while now < until:
         timer = core.next_event(now)
         times = [until if timer is None else timer, until]
-        times += [events[0][0]] if events else []
+        times += [ends[0][0]] if ends else []
         times += [arrivals[number].at] if number < len(arrivals) else []
         then = min(times)
         played.idle_slot_s += core.constraints.reserve.kept_free(now) * (then - now)
         now = then
-        if events and events[0][0] <= now:
-            ticket = heappop(events)[2]
-            one = requests[ticket]
-            dispatched(core.release(ticket, now, round(one.service_s * TOKENS_PER_S)))
+        if ends and ends[0][0] <= now:
+            ticket = heappop(ends)[2]
+            tokens = round(requests[ticket][0].service_s * TOKENS_PER_S)
+            dispatched(core.release(ticket, now, tokens))
         elif number < len(arrivals) and arrivals[number].at <= now:
             one, ticket = arrivals[number], f"r{number}"
             number += 1
-            requests[ticket] = one
             played.arrived[one.request.service_class] += 1
             outcome = core.arrive(ticket, one.request, now)
+            promised_ms = outcome.predicted_start_ms if isinstance(outcome, Queued) else None
+            requests[ticket] = one, promised_ms
             if isinstance(outcome, Lease):
                 dispatched([Decision(ticket, outcome)])
             elif isinstance(outcome, Refusal) and one.request.identity:
@@ -116,5 +124,4 @@ def play(rules: AdmissionRules, slots: int, coming: Iterable[Coming], until: flo
         else:
             dispatched(core.dispatch(now))
         assert core.ledger.violations == 0
-    played.ended_at = now
     return played

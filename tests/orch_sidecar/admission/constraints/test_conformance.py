@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from heapq import heappop, heappush
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import pytest
@@ -18,7 +16,7 @@ from orch_sidecar.admission.constraints.constraint import (
     Scope,
 )
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.pools.status import status_of
 from orch_sidecar.tools.simulate.engine import EngineShape
@@ -37,6 +35,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
+from tests.orch_sidecar.admission.play import Coming, play
 from vllm_plugin.contracts.profile import ServiceClass, load
 
 LONG = 4000
@@ -262,64 +261,15 @@ def test_what_needs_nothing_of_it_is_never_held_up() -> None:
 # All of them
 
 
-@dataclass(slots=True)
-class Went:
-    """A request that was dispatched: its wait, and what was promised."""
-
-    request: AdmissionRequest
-    waited_s: float
-    promised_ms: int | None
-
-
-def play(
-    core: AdmissionController, coming: Iterable[tuple[float, AdmissionRequest, float]], until: float
-) -> tuple[list[Went], int]:
-    """Plays requests (when, what, for how long) without a look at the controller but when it asks
-    for one. Returns those that went, and how many still wait."""
-    arrivals = [(at, 0, number, each, took_s) for number, (at, each, took_s) in enumerate(coming)]
-    events: list[tuple[float, int, int, AdmissionRequest, float]] = sorted(
-        arrivals, key=lambda each: each[0]
-    )
-    came: dict[str, tuple[float, AdmissionRequest, float, int | None]] = {}
-    went: list[Went] = []
-
-    def perform(decisions: Iterable[Decision], now: float) -> None:
-        for each in decisions:
-            assert isinstance(each.outcome, Lease), each
-            at, request, took_s, promised_ms = came[each.ticket]
-            went.append(Went(request, now - at, promised_ms))
-            heappush(events, (now + took_s, 1, int(each.ticket), request, took_s))
-
-    now = 0.0
-    while now < until:
-        timer = core.next_event(now)
-        times = [until, *([] if timer is None else [timer]), *([events[0][0]] if events else [])]
-        now = min(times)
-        if events and events[0][0] <= now:
-            _, kind, number, request, took_s = heappop(events)
-            if kind:
-                perform(core.release(str(number), now, 10), now)
-                continue
-            came[str(number)] = now, request, took_s, None
-            outcome = core.arrive(str(number), request, now)
-            if isinstance(outcome, Queued):
-                came[str(number)] = now, request, took_s, outcome.predicted_start_ms
-            else:
-                perform([Decision(str(number), outcome)], now)
-            perform(core.take_displaced(), now)
-        elif now < until:
-            perform(core.dispatch(now), now)
-    return went, core.queues.depth
-
-
-def mixture(seed: int, seconds: float, per_s: float) -> list[tuple[float, AdmissionRequest, float]]:
+def mixture(seed: int, seconds: float, per_s: float) -> list[Coming]:
     """Requests of both classes, some with long prompts, and of three colours."""
     chance, at = random.Random(seed), 0.0
     found = []
     while (at := at + chance.expovariate(per_s)) < seconds:
         of_class = chance.choice([INTERACTIVE, BULK])
         prompt = chance.choice([0, 0, 0, 1, 2, LONG + 1])
-        found.append((at, AdmissionRequest(of_class, 1, prompt, 10), chance.uniform(0.05, 0.4)))
+        request = AdmissionRequest(of_class, 1, prompt, 10)
+        found.append(Coming(at, request, chance.uniform(0.05, 0.4)))
     return found
 
 
@@ -333,8 +283,10 @@ def test_nobody_blocked_is_promised_an_immediate_start_and_all_go_in_the_end(
     core = AdmissionController(rules(lasting, lasting), random.Random(1), (constraint,))
     core.engine_reports(report(16, **FAST), 0.0)
     coming = mixture(seed, 240.0, 5.0)
-    went, waiting = play(core, coming, 1200.0)
-    assert (len(went), waiting) == (len(coming), 0), "nothing starves, and it wakes without events"
+    went = play(core, coming, 1200.0).went
+    assert (len(went), core.queues.depth) == (len(coming), 0), (
+        "nothing starves, and it wakes without events"
+    )
     blocked = [each for each in went if each.waited_s > 0.001]
     assert blocked
     promised_0 = [each for each in blocked if each.promised_ms == 0 and each.waited_s > 0.05]
@@ -357,7 +309,7 @@ def test_client_that_waits_for_something_else_than_slots_is_shown_no_immediate_s
 @pytest.mark.parametrize("made_up", [LongPrompts, Colours])
 def test_nobody_waits_whom_it_does_not_concern(made_up: type[Constraint]) -> None:
     core = core_with(made_up())
-    went, _ = play(core, mixture(1, 60.0, 5.0), 200.0)
+    went = play(core, mixture(1, 60.0, 5.0), 200.0).went
     others = [each for each in went if not core.constraints.all[1].is_used_by(each.request)]
     assert others
     assert max(each.waited_s for each in others) == 0.0, "there are more slots than requests"
