@@ -27,7 +27,7 @@ TESTED: Final = (
     *(f"tests/orch_sidecar/{room}" for room in ("api", "auth", "splitting")),
     *(
         f"tests/orch_sidecar/admission/test_{name}.py"
-        for name in ("claim_calls", "claims", "controller_limits", "fair_queue", "keys_share")
+        for name in ("claim_calls", "claims", "controller_engine", "fair_queue", "keys_share")
     ),
     *(f"tests/orch_sidecar/pools/test_{name}.py" for name in ("affinity", "candidates", "routing")),
 )
