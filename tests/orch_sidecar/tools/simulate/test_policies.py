@@ -135,21 +135,6 @@ def test_no_bulk_request_is_refused_after_it_gave_its_slots_back(name: str) -> N
     assert [each for each in reclaimed if each.refused] == []
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["limits-known", "lengths-learned"])
-@pytest.mark.parametrize("factor", [1.2, 2.0])
-def test_predicted_waits_are_good_to_a_third(known: bool, factor: float) -> None:
-    shape = replace(SHAPES["large"], long_prefill_tokens=256)
-    workload = Workload(max_tokens_known=known)
-    rate = factor * capacity(shape, workload, 1)
-    course = course_of(
-        Policy.POLICY, Scenario(shape, workload, rate, SECONDS, 1), load("cloud").admission
-    )
-    found = figures(course, {})
-    assert found.predictions > 200
-    assert found.prediction_error is not None
-    assert found.prediction_error <= 0.3
-
-
 def with_full_cache(rules: AdmissionRules, *, cache_known: bool) -> Figures:
     """64 slots and contexts that do not fit together: a mean of 1536 tokens, and 60 000 in all."""
     shape = replace(SHAPES["large"], slots=64, kv_tokens=60_000, long_prefill_tokens=256)

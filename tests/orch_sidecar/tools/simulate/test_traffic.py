@@ -114,9 +114,6 @@ def test_engine_serves_in_the_order_in_which_requests_came() -> None:
     assert began == sorted(began)
 
 
-INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
-
-
 def test_same_seed_gives_the_same_arrivals() -> None:
     workload = Workload()
     assert workload.arrivals(10.0, 50.0, 1) == workload.arrivals(10.0, 50.0, 1)
