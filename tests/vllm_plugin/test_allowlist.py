@@ -111,12 +111,6 @@ def test_plugin_is_appended_to_a_list_that_is_set(
     assert environ["VLLM_PLUGINS"] == expected, "idempotent"
 
 
-def test_installed_distribution_registers_under_this_name() -> None:
-    environ = {"ORCH_PROFILE": "home"}
-    ensure(environ)
-    assert allowlist.NAME in environ["VLLM_PLUGINS"].split(",")
-
-
 def started(**environ: str) -> str:
     """Returns VLLM_PLUGINS of a new interpreter after the line of the `.pth` file."""
     line = (ROOT / "vllm_plugin" / "orch_vllm_plugin.pth").read_text()

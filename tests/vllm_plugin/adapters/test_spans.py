@@ -135,12 +135,6 @@ def test_request_span_is_labelled_with_the_batch_statistics() -> None:
     }
 
 
-def test_labels_reach_a_processor_that_was_added_before() -> None:
-    """They are set before the span has ended: an earlier processor exports them too."""
-    tracer = Tracer(state_with_steps(1))
-    assert tracer.span("llm_request", VLLM_ATTRIBUTES)["orch.steps"] == 1
-
-
 def test_home_engine_is_labelled_single_stream() -> None:
     facts = replace(
         FACTS, profile="home", measurement_type="single_stream", batching=False, slots_total=1

@@ -216,8 +216,3 @@ def test_engine_without_an_api_server_is_rejected_but_not_workers_on_other_nodes
                 enforce.verify(config, load("home"), headless=True)
         else:
             enforce.verify(config, load("home"), headless=True)
-
-
-def test_slots_are_the_active_sequences_if_those_are_limited() -> None:
-    assert enforce.slots_of(SchedulerConfig(64)) == 64
-    assert enforce.slots_of(SchedulerConfig(64, 8)) == 8

