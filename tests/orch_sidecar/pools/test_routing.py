@@ -198,6 +198,13 @@ def test_equal_predictions_are_decided_by_free_slots_and_then_by_name() -> None:
     assert place(pools, request()) == ("b", By.FREE_SLOTS)
 
 
+def test_earliest_predicted_end_wins_over_free_slots_an_empty_queue_and_the_name() -> None:
+    early, idle = pool("b", room=0, queue_depth=9, end_ms=300.0), pool("a", end_ms=302.0)
+    assert place([idle, early], request()) == ("b", By.PREDICTED_END)
+    unknown = pool("c")
+    assert place([early, unknown], request()) == ("c", By.FREE_SLOTS)
+
+
 def test_without_a_prediction_a_free_slot_wins_then_the_shorter_queue_per_slot() -> None:
     free, busy = pool("b", room=1), pool("a", room=0)
     assert place([busy, free], request()) == ("b", By.FREE_SLOTS)
