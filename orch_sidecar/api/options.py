@@ -141,6 +141,17 @@ class RequestOptions:
         values = (getattr(self, each.name) == each.default for each in fields(self) if each.init)
         object.__setattr__(self, "empty", all(values))  # once, in a frozen object
 
+    @property
+    def limits_wait(self) -> bool:
+        """Whether the client limits the wait or the time per token; another, whose generation it
+        would share, does not know that."""
+        return (
+            self.deadline_ms is not None
+            or self.max_wait_ms is not None
+            or self.tpot_ms is not None
+            or self.do_not_queue
+        )
+
 
 NO_OPTIONS: Final = RequestOptions()
 

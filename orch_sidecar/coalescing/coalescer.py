@@ -31,7 +31,6 @@ from orch_sidecar.api.headers import (
     TTFT_SLOS,
     raw,
 )
-from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import INTERNAL_ERROR, Reason, Refusal
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.observability.metrics import Metrics
@@ -125,7 +124,7 @@ class Coalesce:
             if shared is None or starts:
                 excluded = self._excluded(call, record)
                 # A generation that only this request cannot join stays available to others.
-                if excluded is None or (shared is not None and limits_wait(call.options)):
+                if excluded is None or (shared is not None and call.options.limits_wait):
                     return await self._route.handle(request)
                 shared = self._start(key, request, call, excluded)
             result = await self._subscribe(shared, request, writer, coalesced=not starts)
@@ -338,7 +337,7 @@ class SharedGeneration:
             return False  # it may be cut at any time
         if self.broadcast.is_admitted:
             return True
-        return not (outranks or limits_wait(call.options) or limits_wait(self.call.options))
+        return not (outranks or call.options.limits_wait or self.call.options.limits_wait)
 
 
 def key_of(request: Request, call: GenerationRequest) -> GenerationKey:
@@ -351,17 +350,6 @@ def key_of(request: Request, call: GenerationRequest) -> GenerationKey:
         options.pool,
         options.prefers,
         options.measurement_type,
-    )
-
-
-def limits_wait(options: RequestOptions) -> bool:
-    """Whether the client limits the wait or the time per token, which the generation's owner cannot
-    know."""
-    return (
-        options.deadline_ms is not None
-        or options.max_wait_ms is not None
-        or options.tpot_ms is not None
-        or options.do_not_queue
     )
 
 
