@@ -1,4 +1,4 @@
 """Decides which requests share a generation, and gives each of them its own response.
 
-May import `admission`, `api`, `observability`, `pools`, `proxy` and `wire`.
+May import `api`, `observability`, `pools`, `proxy` and `wire`.
 """

@@ -34,7 +34,6 @@ from orch_sidecar.control.recorder import BATCHES, Recorder
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
-from orch_sidecar.proxy.admit import generated_tokens
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.wire.client_connection import ResourceRequest
@@ -333,7 +332,7 @@ def _running(request: Request, served: Request, pool: Pool) -> dict[str, Any]:
     response, known = served.attempt.response, pool.watcher.document or {}
     tokens = None
     if response is not None and response.status:
-        tokens = generated_tokens(served.record, response)
+        tokens = response.generated_tokens(served.record)
     elif served.record.stream:
         tokens = 0
     return {

@@ -10,11 +10,10 @@ from orch_sidecar.admission.gate import Ticket
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.observability.record import OK, RequestRecord
+from orch_sidecar.observability.record import OK
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.routing import PlacementReason
-from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
@@ -123,7 +122,7 @@ class Admit:
             ticket.end(served=False, sent=False, rejection=rejection)
             return
         if request.reserved is not None or request.sink is not None:
-            record.generated_tokens = generated_tokens(record, response)
+            record.generated_tokens = response.generated_tokens(record)
         tokens: int | None = None
         if response.status == 200 and response.outcome is OK:
             (
@@ -138,7 +137,7 @@ class Admit:
                     pool.prompt_size.learn(len(request.body), record.input_tokens)
                 tokens = record.output_tokens
                 if tokens is None:
-                    tokens = generated_tokens(record, response)
+                    tokens = response.generated_tokens(record)
                 if tokens is not None:
                     record.generated_tokens = tokens
         ticket.end(
@@ -147,17 +146,6 @@ class Admit:
             served=response.rejected is None,
             rejection=rejection,
         )
-
-
-def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | None:
-    """Returns how many tokens a response has so far; None: unknown."""
-    failed = response.status >= 400  # its answer is no stream, and no token
-    if response.answer.counts[1] is not None or failed or not record.stream:
-        return response.answer.counts[1]
-    per_sequence = max(1, response.reads - 1)  # a stream without usage: a read per token
-    if record.max_tokens is not None:
-        per_sequence = min(per_sequence, record.max_tokens)
-    return record.cost * per_sequence
 
 
 def _identity_of(body: bytes) -> int:

@@ -19,7 +19,13 @@ from typing import Final, Protocol
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import MAX_PIECE_BYTES, MAX_PIECES, AnswerReader
-from orch_sidecar.observability.record import CLIENT_ERROR, ENGINE_ERROR, OK, Outcome
+from orch_sidecar.observability.record import (
+    CLIENT_ERROR,
+    ENGINE_ERROR,
+    OK,
+    Outcome,
+    RequestRecord,
+)
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
@@ -152,6 +158,17 @@ class EngineResponse:
     def is_unseen(self) -> bool:
         """Whether the engine runs the request, and its client has seen nothing of the response."""
         return self._connection is not None and not (self.done.done() or self._sink.started)
+
+    def generated_tokens(self, record: RequestRecord) -> int | None:
+        """Returns how many tokens the request of this record has so far; None: unknown."""
+        reported = self.answer.counts[1]
+        failed = self.status >= 400  # its answer is no stream, and no token
+        if reported is not None or failed or not record.stream:
+            return reported
+        per_sequence = max(1, self.reads - 1)  # a stream without usage: a read per token
+        if record.max_tokens is not None:
+            per_sequence = min(per_sequence, record.max_tokens)
+        return record.cost * per_sequence
 
     def start(
         self,

@@ -13,6 +13,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.proxy.admit import Admit
+from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
@@ -25,13 +26,16 @@ def admit(stage: NextStage) -> Admit:
     return Admit(cast(Forward, stage), cast(ParentLeases, None), cast(Watchers, None))
 
 
-def response(**more: Any) -> Any:
+def response(**more: Any) -> EngineResponse:
     """An engine's response, complete by default."""
     values: dict[str, Any] = {
         "complete": True, "rejected": None, "status": 200, "outcome": Outcome.OK,
         "client_limited": False, "reads": 3, "answer": SimpleNamespace(counts=(5, 7, 4, 1)),
     }  # fmt: skip
-    return SimpleNamespace(**(values | more))
+    found = EngineResponse(MagicMock(), MagicMock(), events=True)
+    for name, value in (values | more).items():
+        setattr(found, name, value)
+    return found
 
 
 def answers(result: Result, **more: Any) -> Any:
