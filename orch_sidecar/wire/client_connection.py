@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from aiohttp import web
 
-from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, Endpoint, ResourcePath
+from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, ResourcePath
 from orch_sidecar.api.headers import EXPECT
 from orch_sidecar.api.refusal import INTERNAL_ERROR, Refusal
 from orch_sidecar.wire.client_connections import (
@@ -107,47 +107,31 @@ class ClientConnection(web.RequestHandler):
         A method of its own, so that an idle connection keeps nothing of the last request.
         """
         ready, turn = self._requests.ready, self.turn
-        if not ready:
+        if ready:
+            await asyncio.sleep(0)  # other connections' turn: one read holds thousands of requests
+        else:
             waiter = self._waiter = asyncio.Future()
             try:
                 await waiter
             except asyncio.CancelledError:
                 self._waiter = None
-                if waiter.done() and not waiter.cancelled():
-                    turn.starting -= 1
-                    turn.go_on()
+                turn.starting -= waiter.done() and not waiter.cancelled()
                 raise
             turn.starting -= 1
-            if turn.waiting:
-                turn.go_on()
             if not ready:
-                return False  # its client left while it waited for its turn
+                return False  # its client has left
         request = ready.popleft()
         if self._full:
             self._read_on()
-        response = await self._respond(request)
-        if response is SENT or response is SENT_CLOSE:
-            self._keepalive = response is SENT
-        else:
-            self._keepalive = await self._finish(request, response)
-        if self._keepalive and not request.complete:
-            await self._discard(request)
-        if len(ready) > 1:
-            await asyncio.sleep(0)  # other connections' turn: one read holds thousands of requests
-        goes_on = self._keepalive and not self._close and not self._force_close
-        return goes_on or await self._linger(request)
-
-    async def _respond(self, request: ClientRequest) -> web.StreamResponse:
-        """Returns the handler's response; an error of the handler becomes one, too."""
-        self._request_in_progress, self.request, turn = True, request, self.turn
+        self._request_in_progress, self.request = True, request
         turn.active += 1
         try:
-            return await self._handle(request)
+            response = await self._handle(request)
         except UNREADABLE as error:  # of what aiohttp's request reads
-            refusal = refusal_of(error)
+            response = self._error(request, refusal_of(error))
         except Exception:
             self.logger.exception("Error handling request")
-            refusal = INTERNAL_ERROR
+            response = self._error(request, INTERNAL_ERROR)
         finally:
             self._request_in_progress, self.request = False, None
             turn.active -= 1
@@ -155,7 +139,12 @@ class ClientConnection(web.RequestHandler):
                 turn.flush()
             if self._handler_waiter is not None:
                 self._handler_waiter.set_result(None)  # of `shutdown`
-        return self._error(ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN), refusal)
+        sent = response is SENT or response is SENT_CLOSE
+        self._keepalive = response is SENT if sent else await self._finish(request, response)
+        if self._keepalive and not request.complete:
+            await self._discard(request)
+        goes_on = self._keepalive and not self._close and not self._force_close
+        return goes_on or await self._linger(request)
 
     async def _finish(self, request: ClientRequest, response: web.StreamResponse) -> bool:
         """Has aiohttp send a response. Returns whether it leaves the connection open."""
@@ -222,12 +211,9 @@ class ClientConnection(web.RequestHandler):
         if ready := requests.ready:
             waiter = self._waiter
             if waiter is not None:
-                self._waiter, turn = None, self.turn  # aiohttp ends connections that have one
-                if turn.starting:
-                    turn.start(waiter)
-                else:
-                    turn.starting = 1
-                    waiter.set_result(None)
+                self._waiter = None  # aiohttp ends connections that have one
+                self.turn.starting += 1
+                waiter.set_result(None)
             if not self._full and (len(ready) > 1 or self.request is not None):
                 self._full = self._is_full()
                 if self._full:
@@ -315,8 +301,9 @@ class ClientConnection(web.RequestHandler):
         if self.response is not None:
             self.response.resume()
 
-    def _error(self, endpoint: Endpoint, refusal: Refusal) -> web.Response:
+    def _error(self, request: ClientRequest, refusal: Refusal) -> web.Response:
         """Returns the response to a broken body or after an error of our own."""
+        endpoint = ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN)
         response = web.Response(
             status=refusal.status,
             body=endpoint.error_format.body(refusal),
