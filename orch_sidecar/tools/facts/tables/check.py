@@ -118,7 +118,7 @@ def sifted(rows: Iterable[LocatedRow]) -> tuple[list[LocatedRow], list[Fault], l
     labelled: dict[str, LocatedRow] = {}
     new, repeated, contradicting = [], [], []
     for located in rows:
-        key, run = _key(located.row), run_of(located.row.source_tag)
+        key, run = measurement_key(located.row), run_of(located.row.source_tag)
         label, first = label_of_run(located.row), firsts.get(key)
         other = located if run is None or label is None else labelled.setdefault(run, located)
         if first is not None and first.row == located.row:
@@ -132,11 +132,6 @@ def sifted(rows: Iterable[LocatedRow]) -> tuple[list[LocatedRow], list[Fault], l
             firsts[key] = located
             new.append(located)
     return new, repeated, contradicting
-
-
-def _key(row: Row) -> tuple[object, ...]:
-    """Returns what two rows cannot share: their measurement, or their run if it makes one row."""
-    return (row.source_tag,) if row.source_tag.startswith(BENCH) else measurement_key(row)
 
 
 def _two_labels(run: str, first: LocatedRow, second: LocatedRow) -> Fault:

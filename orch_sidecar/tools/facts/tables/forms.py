@@ -50,10 +50,10 @@ class Rounded(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a value must be: the whole text matches `pattern`, and if it is a number, it `holds`.
-    `rule`: all of that in words. `decimals`: to which producers of rows round a number one after
+    `what`: all of that in words. `decimals`: to which producers of rows round a number one after
     the other, before the six digits."""
 
-    rule: str
+    what: str
     pattern: str
     holds: Callable[[float], bool] | None = None
     decimals: Sequence[int] = ()
@@ -63,7 +63,7 @@ class Form:
         valid = re.fullmatch(self.pattern, value) is not None
         if valid and self.holds is not None:
             valid = math.isfinite(float(value)) and self.holds(float(value))
-        return None if valid else self.rule
+        return None if valid else f"must be {self.what}"
 
     def before_rounding(self, value: float) -> Rounded:
         """Returns the numbers that may have been rounded to this one, which is not negative.
@@ -81,35 +81,29 @@ class Form:
 
 def whole(least: int) -> Form:
     """Returns the form of a count."""
-    rule = f"must be a whole number in plain digits, at least {least}"
-    return Form(rule, _WHOLE, lambda value: value >= least)
+    what = f"a whole number in plain digits, at least {least}"
+    return Form(what, _WHOLE, lambda value: value >= least)
 
 
 def number(unit: str, least: float, most: float = math.inf, decimals: Sequence[int] = ()) -> Form:
     """Returns the form of a number between two others, both included."""
     limits = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
-    rule = f"must be a number {unit}{limits}"
-    return Form(rule, _FLOAT, lambda value: least <= value <= most, decimals)
+    return Form(f"a number {unit}{limits}", _FLOAT, lambda value: least <= value <= most, decimals)
 
 
 def one_of(*values: str) -> Form:
     """Returns the form of a choice."""
-    rule = f"must be {values[0]}" if len(values) == 1 else f"must be one of {', '.join(values)}"
-    return Form(rule, "|".join(map(re.escape, values)))
+    what = values[0] if len(values) == 1 else f"one of {', '.join(values)}"
+    return Form(what, "|".join(map(re.escape, values)))
 
 
-def matches(pattern: str, what: str) -> Form:
-    """Returns the form of a text. `what`: what it must be, in words."""
-    return Form(f"must be {what}", pattern)
-
-
-ABOVE_0: Final = Form("must be a number above 0", _FLOAT, lambda value: value > 0)
+ABOVE_0: Final = Form("a number above 0", _FLOAT, lambda value: value > 0)
 TEXT: Final = Form(
-    "must be one line that is not empty, and must not begin or end with white space",
+    "one line that is not empty, and must not begin or end with white space",
     r"\S([^\n\r]*\S)?",
 )
 THROUGHPUT: Final = Form(
-    "must be tokens per second, a decimal number above 0 such as 92.72",
+    "tokens per second, a decimal number above 0 such as 92.72",
     _DECIMAL,
     lambda value: value > 0,
     decimals=(4,),

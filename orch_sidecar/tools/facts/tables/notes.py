@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import forms
-from orch_sidecar.tools.facts.tables.forms import ABOVE_0, Form, matches, number, one_of, whole
+from orch_sidecar.tools.facts.tables.forms import ABOVE_0, Form, number, one_of, whole
 
 _SHARE: Final = number("", 0, 1)
 
@@ -97,32 +97,32 @@ LOADED: Final = "loaded"
 
 # How the engine was configured, as it reports it: notes, which are a part of a row's identity.
 SETTINGS: Final = (
-    Condition("speculative", matches(_DRAFTS, "none, or a method and its drafts per step: ngram:3"),
+    Condition("speculative", Form("none, or a method and its drafts per step: ngram:3", _DRAFTS),
               "speculative decoding {}", "no speculative decoding", (NONE,)),
-    Condition("quantization", matches(_NAME, "none, or the name of a method: awq"),
+    Condition("quantization", Form("none, or the name of a method: awq", _NAME),
               "quantization {}", "no quantization", (NONE,)),
     # The types in which models are published are usual.
-    Condition("kv_cache_dtype", matches(_NAME, "the name of a type: bfloat16"),
+    Condition("kv_cache_dtype", Form("the name of a type: bfloat16", _NAME),
               "KV cache {}", usual=("bfloat16", "float16", "float32")),
     Condition("prefix_caching", one_of("on", "off"), "prefix cache {}", usual=("on",)),
     # vLLM chooses it by the accelerator.
-    Condition("attention_backend", matches(_NAME, "the name of a backend: FLASH_ATTN"),
+    Condition("attention_backend", Form("the name of a backend: FLASH_ATTN", _NAME),
               "attention {}", usual=(ANY_KNOWN,)),
     Condition("tensor_parallel", whole(1), "tensor parallel {}", usual=("1",)),
     Condition("pipeline_parallel", whole(1), "pipeline parallel {}", usual=("1",)),
     # The following, engines of older releases do not report: one that is missing is unknown.
     Condition(DATA_PARALLEL, whole(2), "one rank of data parallel {}", usual=("1",)),
-    Condition(LOADED, matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or alone"),
+    Condition(LOADED, Form("16 hexadecimal digits, after dummy: or random: or alone", _LOADED),
               "loaded as {}", usual=(ANY_KNOWN,)),
     Condition("max_num_batched_tokens", whole(1), "steps of {} tokens", beside=True),
     Condition("long_prefill_token_threshold", whole(0), "long prompts by {} tokens", beside=True),
     Condition("async_scheduling", one_of("on", "off"), "asynchronous scheduling {}",
               usual=(ANY_KNOWN, UNKNOWN)),
     Condition("prefill_schedule_interval", whole(1), "prompts every {} steps", beside=True),
-    Condition("execution", matches(_NAME, "eager, or modes: vllm_compile+full_and_piecewise"),
+    Condition("execution", Form("eager, or modes: vllm_compile+full_and_piecewise", _NAME),
               "execution {}", usual=(ANY_KNOWN, UNKNOWN), named=("eager",)),
     Condition("kv_offload",
-              matches(_OFFLOAD, "none, or a connector and its GiB: OffloadingConnector:8"),
+              Form("none, or a connector and its GiB: OffloadingConnector:8", _OFFLOAD),
               "KV offload {}", "no KV offload", (NONE, UNKNOWN)),
     Condition("max_loras", whole(0), "LoRA adapters {}", usual=("0", UNKNOWN)),
 )  # fmt: skip
@@ -143,7 +143,7 @@ CLIENT_BOTTLENECK: Final = _note("client_bottleneck", _YES)
 STATES: Final = _note("states", one_of("unsigned"))
 # Of the evidence file beside the table.
 EVIDENCE: Final = _note(
-    "evidence", matches(r"sha256:[0-9a-f]{64}", "sha256: and 64 hexadecimal digits")
+    "evidence", Form("sha256: and 64 hexadecimal digits", r"sha256:[0-9a-f]{64}")
 )
 
 
@@ -155,11 +155,11 @@ _WINDOW: Final = r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?"
 
 # What was replayed, beside the trace that the note `arrivals` names: the part of it, its factors,
 # and the bulk work that ran beside it. A trace by another part or factor is another load.
-TRACE_WINDOW: Final = _note("trace_window", matches(_WINDOW, "two times in seconds: 0:300, 300:"))
+TRACE_WINDOW: Final = _note("trace_window", Form("two times in seconds: 0:300, 300:", _WINDOW))
 TRACE_TIME: Final = _note("trace_time", ABOVE_0)  # the factor of its times
 TRACE_LENGTHS: Final = _note("trace_lengths", ABOVE_0)  # the factor of its lengths
 BULK_CLIENTS: Final = _note("bulk_clients", whole(1))
-BULK_TRACE: Final = _note("bulk_trace", matches(_TRACE, f"{TRACE_DIGITS} digits of its hash"))
+BULK_TRACE: Final = _note("bulk_trace", Form(f"{TRACE_DIGITS} digits of its hash", _TRACE))
 REPLAYED: Final = (TRACE_WINDOW, TRACE_TIME, TRACE_LENGTHS, BULK_CLIENTS, BULK_TRACE)
 # The latencies and the goodput are of these requests only.
 LATENCY_OF: Final = _note("latency_of", one_of("interactive"))
@@ -211,8 +211,8 @@ FORMS: Final[Mapping[str, Form]] = {
     **_DECLARED,
     **{each.name: each.form for each in SETTINGS if each.form is not None},
     "batching": one_of("on", "off", UNKNOWN),
-    "arrivals": matches(
-        _ARRIVALS, f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash"
+    "arrivals": Form(
+        f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash", _ARRIVALS
     ),
     "at_once": whole(1),
     "requests": whole(1),

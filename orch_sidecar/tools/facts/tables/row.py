@@ -19,7 +19,6 @@ from orch_sidecar.tools.facts.tables.forms import (
     Form,
     formula_rule,
     invisible_rule,
-    matches,
     one_of,
     whole,
 )
@@ -108,7 +107,7 @@ _GIVEN: Final = (
 _NOTE_FORMS: Final[Mapping[str, Form]] = {
     **names.FORMS,
     "claim": one_of("none", *Label),
-    names.GIVEN: matches(_GIVEN, "names of columns, each once, separated by commas: engine,gpu"),
+    names.GIVEN: Form("names of columns, each once, separated by commas: engine,gpu", _GIVEN),
 }
 
 # The usual spelling of engine names; others are written as the engine reports them.
@@ -118,11 +117,14 @@ _KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def measurement_key(row: Row) -> tuple[object, ...]:
-    """Returns what identifies the measurement of a row: its columns and notes.
+    """Returns what two rows cannot share: their run if it makes one row, else what identifies their
+    measurement, its columns and notes.
 
     Rows with another speculative decoding, quantization or prefix cache are other measurements.
     Raises ValueError for notes that cannot be parsed.
     """
+    if row.source_tag.startswith(BENCH):
+        return (row.source_tag,)
     columns = (getattr(row, name) for name in MEASUREMENT)
     return (*columns, *map(row.notes.get, names.SETTING_NAMES))
 
