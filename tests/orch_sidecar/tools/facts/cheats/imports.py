@@ -86,10 +86,8 @@ def swapped(given: Files) -> None:
     given.before, given.after = given.after, given.before
 
 
-def with_fitting_sums(file: Any) -> None:
-    tokens, prompts = file["total_output_tokens"], file["total_input_tokens"]
-    file["output_throughput"] = tokens / file["duration"]
-    file["total_token_throughput"] = (tokens + prompts) / file["duration"]
+def with_a_fitting_sum(file: Any) -> None:
+    file["output_throughput"] = file["total_output_tokens"] / file["duration"]
 
 
 TIMES = ("start_times", "ttfts", "latencies", "queue_times")
@@ -97,13 +95,13 @@ LISTS = (*TIMES, "input_lens", "output_lens")
 
 
 def half_cut(given: Files) -> None:
-    """The file has the first half of the requests, with sums that fit."""
+    """The file has the first half of the requests, with a sum that fits."""
     file = given.file
     half = file["completed"] // 2
     file |= {"completed": half, **{name: file[name][:half] for name in LISTS}}
     for which in ("input", "output"):
         file[f"total_{which}_tokens"] = sum(file[f"{which}_lens"])
-    with_fitting_sums(file)
+    with_a_fitting_sum(file)
 
 
 def counted(given: Files) -> None:
@@ -122,7 +120,7 @@ def more(which: str, by: int) -> Change:
         counted(given)
         given.file[f"total_{which}_tokens"] *= by
         given.file[f"{which}_lens"] = [by * tokens for tokens in given.file[f"{which}_lens"]]
-        with_fitting_sums(given.file)
+        with_a_fitting_sum(given.file)
 
     return change
 
