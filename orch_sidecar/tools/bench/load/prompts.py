@@ -28,7 +28,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert, field
 
-from orch_sidecar.tools.facts.labels.documents import parse_all
+from orch_sidecar.tools.facts.labels.documents import documents_in
 
 # vLLM's prefix cache stores whole blocks of a prompt, of 16 tokens or more.
 BLOCK_TOKENS: Final = 16
@@ -176,7 +176,7 @@ def parse(name: str, content: bytes, default_output_tokens: int | None) -> Itera
 
     Raises ValueError as `from_file` does.
     """
-    documents = parse_all(name, content) if content.strip() else []
+    documents = list(documents_in(name, content)) if content.strip() else []
     is_list = len(documents) == 1 and isinstance(documents[0][1], list)
     entries = enumerate(documents[0][1], 1) if is_list else iter(documents)
     for number, entry in entries:

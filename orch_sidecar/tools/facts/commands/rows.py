@@ -27,7 +27,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
 )
 from orch_sidecar.tools.facts.evidence import aiperf, batches, guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, read_run, to_row
-from orch_sidecar.tools.facts.labels.documents import parse_all
+from orch_sidecar.tools.facts.labels.documents import documents_in
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
@@ -314,10 +314,11 @@ def _batch_row(options: argparse.Namespace) -> Row:
     """Reads a batch from its sidecar. Raises Rejection and ValueError."""
     key, place = os.environ.get("OPENAI_API_KEY"), f"{options.url}/v1/batches/"
     place += quote(options.batch, safe="")
-    batch = batches.Batch.model_validate(parse_all(place, read_url(place, key))[0][1])
+    [(_, stated), *_] = documents_in(place, read_url(place, key))
+    batch = batches.Batch.model_validate(stated)
     place = f"{options.url}/v1/files/{quote(batch.output_file_id, safe='')}/content"
     output = read_url(place, key)
-    run = batches.to_run(batch, [line for _, line in parse_all(place, output)])
+    run = batches.to_run(batch, [line for _, line in documents_in(place, output)])
     tag = f"{options.batch} sha256:{hashlib.sha256(output).hexdigest()[:12]}"
     return to_row(run, _states(options), Source(tag, options.model_id, options.model_name))
 
@@ -325,7 +326,8 @@ def _batch_row(options: argparse.Namespace) -> Row:
 def _runs(path: Path, tool: _Tool) -> Iterator[tuple[str, str, object]]:
     """Yields the runs of a file as documents, each with the tag of its source and its place."""
     content = path.read_bytes()
-    found = [part for _, document in parse_all(str(path), content) for part in tool.parts(document)]
+    stated = documents_in(str(path), content)
+    found = [part for _, document in stated for part in tool.parts(document)]
     tag = f"{path.name} sha256:{hashlib.sha256(content).hexdigest()[:12]}"
     for place, part in enumerate(found, 1):
         which = f"#{place}" if len(found) > 1 else ""
@@ -354,7 +356,7 @@ def _states(options: argparse.Namespace) -> States:
 
 
 def _snapshot(path: Path, pool: str | None) -> Snapshot:
-    document = parse_all(str(path), path.read_bytes())[0][1]
+    [(_, document), *_] = documents_in(str(path), path.read_bytes())
     try:
         return parse_snapshot(document, pool)
     except ValueError as error:

@@ -60,11 +60,6 @@ def parse_json(payload: bytes, what: str) -> Any:
         raise ValueError(f"{what}{error}") from None
 
 
-def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:
-    """Returns what `documents_in` yields."""
-    return list(documents_in(name, content))
-
-
 def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
     """Parses a file with at least one document in UTF-8, with or without byte order marks.
 

@@ -136,25 +136,18 @@ class RecordedRun(BaseModel):
     calls: Calls = []
 
     @property
-    def served(self) -> list[CompletedRequest]:
-        """The answers that the figures are of."""
-        return [served for call in self.calls if (served := call.served) is not None]
-
-    @property
-    def of_class(self) -> Sequence[Call]:
-        """The calls that latencies and goodput are of."""
-        return waited_for(self.calls, self.load.trace)
-
-    @property
     def run(self) -> Run:
         """What its row states of it. Raises ValueError for a run without figures."""
-        of_class, bounds_ms = self.of_class, self.load.slo_ms
-        some = [served for call in of_class if (served := call.served) is not None]
+        of_class, bounds_ms = waited_for(self.calls, self.load.trace), self.load.slo_ms
+        served, some = (
+            [made for call in calls if (made := call.served) is not None]
+            for calls in (self.calls, of_class)
+        )
         fates, met = Counter(call.fate for call in self.calls), met_of(of_class, bounds_ms)
         return Run(
             model=self.model,
-            totals=figures(self.served),
-            served=self.served,
+            totals=figures(served),
+            served=served,
             claim=self.measurement_type,
             load=self.load,
             named={"tool": "orch bench"},

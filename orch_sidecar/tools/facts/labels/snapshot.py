@@ -123,7 +123,9 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
 
     Raises ValueError.
     """
-    entries = _entries(document)
+    entries = document.get("engines") if isinstance(document, Mapping) else None
+    if not isinstance(entries, list) or not all(isinstance(each, Mapping) for each in entries):
+        raise ValueError("the document has no list `engines`: it must come from /v1/capabilities")
     pools = ", ".join(str(entry.get("pool")) for entry in entries) or "none"
     if pool is not None:
         entries = [entry for entry in entries if entry.get("pool") == pool]
@@ -144,10 +146,3 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
     hidden = problem.startswith("prefix_cache")
     hint = "; where clients have API keys, the key needs metrics: true" if hidden else ""
     raise ValueError(f"{problem}{hint}")
-
-
-def _entries(document: Any) -> list[Mapping[str, Any]]:
-    entries = document.get("engines") if isinstance(document, Mapping) else None
-    if not isinstance(entries, list) or not all(isinstance(each, Mapping) for each in entries):
-        raise ValueError("the document has no list `engines`: it must come from /v1/capabilities")
-    return entries

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.documents import documents_in, parse_all, parse_json
+from orch_sidecar.tools.facts.labels.documents import documents_in, parse_json
 from orch_sidecar.tools.facts.signing.proof import prove
 from tests.orch_sidecar.tools.facts.signing.signed import SigningEngine, resigned
 
@@ -73,7 +73,7 @@ def test_statement_that_nothing_can_be_computed_of_is_unsound(
 )
 def test_invalid_file_is_reported_with_its_line(content: bytes, rule: str) -> None:
     with pytest.raises(ValueError, match=f"^f:{re.escape(rule)}"):
-        parse_all("f", content)
+        list(documents_in("f", content))
 
 
 def test_documents_of_a_file_are_parsed_one_after_the_other() -> None:
@@ -81,7 +81,7 @@ def test_documents_of_a_file_are_parsed_one_after_the_other() -> None:
 
 
 def test_documents_of_a_file_have_the_line_in_which_they_begin() -> None:
-    assert parse_all("f", b'\xef\xbb\xbf {"a": 1} [2]\n\n\xef\xbb\xbf{\n"b": 3}\n') == [
+    assert list(documents_in("f", b'\xef\xbb\xbf {"a": 1} [2]\n\n\xef\xbb\xbf{\n"b": 3}\n')) == [
         (1, {"a": 1}),
         (1, [2]),
         (3, {"b": 3}),
