@@ -17,7 +17,7 @@ that UI, `/api/traces`, is in every version, and other backends imitate it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode
@@ -154,7 +154,11 @@ def spans_of(document: object) -> list[Span]:
     if found.get("errors"):
         raise ValueError(f"the response has errors: {found['errors']!r:.200}")
     try:
-        spans = _of_jaeger(found["data"]) if "data" in found else _exported(found["resourceSpans"])
+        if "data" in found:
+            spans = [_converted(span) for trace in found["data"] or () for span in trace["spans"]]
+        else:
+            scopes = [of for each in found["resourceSpans"] for of in each.get("scopeSpans") or ()]
+            spans = [span for scope in scopes for span in scope.get("spans") or ()]
         stated = [{name: value for name, value in span.items() if value is not None}
                   for span in spans]  # fmt: skip
         return _SPANS.validate_python(stated)
@@ -164,21 +168,6 @@ def spans_of(document: object) -> list[Span]:
         raise ValueError(f"no traces in one of the two forms: {error!r:.200}") from None
 
 
-def _exported(resources: Any) -> Iterator[dict[str, Any]]:
-    scopes = (scope for each in resources for scope in each.get("scopeSpans") or ())
-    return (span for scope in scopes for span in scope.get("spans") or ())
-
-
-def _of_jaeger(traces: Any) -> Iterator[dict[str, Any]]:
-    return (_converted(span) for trace in traces or () for span in trace["spans"])
-
-
-def _attributes(tags: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    fields = ((tag, _FIELDS.get(tag.get("type", "string"))) for tag in tags)
-    return [{"key": tag["key"], "value": {field: tag.get("value")} if field else {}}
-            for tag, field in fields]  # fmt: skip
-
-
 def _converted(span: Mapping[str, Any]) -> dict[str, Any]:
     """Converts a span in the form of Jaeger's UI."""
     start_us, trace_id = int(span["startTime"]), span["traceID"]
@@ -186,6 +175,7 @@ def _converted(span: Mapping[str, Any]) -> dict[str, Any]:
     above = (each for each in references if each["refType"] == "CHILD_OF")
     parent = next((each for each in above if each["traceID"] == trace_id), None)
     server = any((tag["key"], tag.get("value")) == ("span.kind", "server") for tag in tags)
+    typed = [(tag, _FIELDS.get(tag.get("type", "string"))) for tag in tags]
     return {
         "traceId": trace_id,
         "spanId": span["spanID"],
@@ -194,7 +184,10 @@ def _converted(span: Mapping[str, Any]) -> dict[str, Any]:
         "kind": _SERVER[0] if server else 0,
         "startTimeUnixNano": 1000 * start_us,
         "endTimeUnixNano": 1000 * (start_us + int(span["duration"])),
-        "attributes": _attributes(tags),
+        "attributes": [
+            {"key": tag["key"], "value": {field: tag.get("value")} if field else {}}
+            for tag, field in typed
+        ],
         "links": [
             {"traceId": each["traceID"], "spanId": each["spanID"]}
             for each in references
