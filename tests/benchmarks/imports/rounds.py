@@ -18,11 +18,10 @@ from typing import Any, Final
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import (
-    ImportedRun,
     read_run,
     to_row,
 )
-from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.labels.measured import Run, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files
@@ -82,7 +81,7 @@ def _run_guidellm(target: Target, load: Load, result: Path, claim: Label) -> Ran
 
 
 def _imported(
-    run: Callable[[object], ImportedRun],
+    run: Callable[[object], Run],
 ) -> Callable[[Path, States], Row | str]:
     def row(result: Path, proof: States) -> Row | str:
         document = json.loads(result.read_text(encoding="utf-8"))

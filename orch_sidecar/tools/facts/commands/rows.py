@@ -26,9 +26,9 @@ from orch_sidecar.tools.facts.commands.terminal import (
     write_rows,
 )
 from orch_sidecar.tools.facts.evidence import aiperf, batches, guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, read_run, to_row
+from orch_sidecar.tools.facts.evidence.imported import read_run, to_row
 from orch_sidecar.tools.facts.labels.documents import documents_in
-from orch_sidecar.tools.facts.labels.measured import Engine, Source
+from orch_sidecar.tools.facts.labels.measured import Engine, Run, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
@@ -92,7 +92,7 @@ class _Tool(NamedTuple):
     `parts`: divides a file into runs."""
 
     command: str
-    run: Callable[[object], ImportedRun]
+    run: Callable[[object], Run]
     files: str
     parts: Callable[[object], Sequence[object]] = lambda document: [document]
 

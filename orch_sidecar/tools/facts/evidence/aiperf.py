@@ -18,13 +18,16 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from orch_sidecar.tools.facts.evidence.imported import Fields, ImportedRun, Rejection, load_of
+from orch_sidecar.tools.facts.evidence.imported import Fields, Rejection, load_of
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
+from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, Arrivals, time_note
 
 _Number = Annotated[float, Field(gt=0)]
+# Of the tool's sum over its own rounded times.
+_TOLERANCE: Final = 0.001
 # The fields that have the names of the notes.
 _NOTED: Final = {time_note(name, at) for name in TIMES for at in PERCENTILES}
 
@@ -60,7 +63,7 @@ class _Summary(Fields):
     latency_p95_ms: float = at("request_latency.p95")
 
 
-def run(document: object) -> ImportedRun:
+def run(document: object) -> Run:
     """Returns the run in a summary. Raises Rejection and ValidationError."""
     found = _Summary.model_validate(document)
     phases = [each for each in found.phases if each.name == "profiling"]
@@ -69,10 +72,14 @@ def run(document: object) -> ImportedRun:
         raise Rejection("input_config.phases", f"{len(phases)} phases", rule)
     [phase] = phases
     schedule = None if phase.type == "concurrency" else Arrivals(phase.type)
-    return ImportedRun(
+    at_once, took_s = phase.concurrency, found.mean_ms / 1000 * found.answered
+    if at_once is not None and took_s > at_once * found.duration_s * (1 + _TOLERANCE):
+        rule = f"is too short: at most {at_once} at a time, answers took {took_s:g} s in all"
+        raise Rejection("the duration", f"{found.duration_s:g} s", rule)
+    return Run(
         named={"tool": f"aiperf {found.tool}"},
         model=found.model,
-        load=load_of(schedule, phase.concurrency, rate_per_s=schedule and phase.rate),
+        load=load_of(schedule, at_once, rate_per_s=schedule and phase.rate),
         failed=int(found.failed),
         totals=Totals(
             requests=int(found.answered),
@@ -81,7 +88,6 @@ def run(document: object) -> ImportedRun:
             output_tokens=int(found.output_tokens),
         ),
         own_ms={} if schedule else found.model_dump(include=_NOTED, exclude_none=True),
-        took_s=found.mean_ms / 1000 * found.answered,
         outcomes={"window_is": "the tool's duration"},
         times=RunTimes(local_end_s=found.ended.replace(tzinfo=UTC).timestamp()),
     )

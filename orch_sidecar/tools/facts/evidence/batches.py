@@ -12,15 +12,11 @@ from typing import Literal
 
 from pydantic import AliasChoices, Field
 
-from orch_sidecar.tools.facts.evidence.imported import (
-    Count,
-    Fields,
-    ImportedRun,
-    Rejection,
-)
+from orch_sidecar.tools.facts.evidence.imported import Count, Fields, Rejection
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.load import Load
+from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -50,7 +46,7 @@ class _Answer(Fields):
     usage: _Usage = at("response.body.usage")
 
 
-def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
+def to_run(batch: Batch, lines: Sequence[object]) -> Run:
     """Returns the run of a batch with these lines of output, which claims to be offline: all rows
     are there when the first one runs. Raises Rejection, and pydantic's ValidationError for a line
     without tokens."""
@@ -63,7 +59,7 @@ def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
     window_s = batch.ended_at_s - batch.began_at_s + 1
     if window_s < 1:
         raise Rejection("finalizing_at", batch.ended_at_s, f"must be after {batch.began_at_s}")
-    return ImportedRun(
+    return Run(
         named={"tool": "orch batch"},
         model=models[0],
         claim=Label.OFFLINE,

@@ -27,16 +27,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from orch_sidecar.tools.facts.evidence.imported import (
-    Claim,
-    Count,
-    Fields,
-    ImportedRun,
-    Rejection,
-    load_of,
-)
+from orch_sidecar.tools.facts.evidence.imported import Claim, Count, Fields, Rejection, load_of
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -133,7 +127,7 @@ def parts(document: object) -> list[object]:
     return [{**stated, "benchmarks": [each]} for each in benchmarks] or [document]
 
 
-def run(document: object) -> ImportedRun:
+def run(document: object) -> Run:
     """Returns the run of the one benchmark of a report. Raises Rejection and ValidationError."""
     report = _Report.model_validate(document)
     if len(report.answers) != report.successful:
@@ -147,7 +141,7 @@ def run(document: object) -> ImportedRun:
         count = f"{len(early)} of {len(served)} requests"
         rule = f"{count} were due before the run began at {report.start_s}"
         raise Rejection("info.timings.targeted_start", early[0], rule)
-    return ImportedRun(
+    return Run(
         named={"tool": f"guidellm {report.guidellm_version}"},
         model=report.model,
         claim=report.claim,

@@ -16,7 +16,7 @@ with a limit above one is rejected.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -33,7 +33,7 @@ from orch_sidecar.tools.facts.labels.measured import (
     name_model,
     row_of,
 )
-from orch_sidecar.tools.facts.labels.observation import RunTimes, States, observed
+from orch_sidecar.tools.facts.labels.observation import States, observed
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import STATES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
@@ -43,8 +43,6 @@ Claim = Annotated[Label | None, Field(strict=False)]
 _Found = TypeVar("_Found")
 
 _SHOWN_CHARACTERS: Final = 60
-# Of a tool's sum over its own rounded times.
-_TOLERANCE: Final = 0.001
 
 
 class Fields(BaseModel):
@@ -73,16 +71,6 @@ def read_run(place: str, read: Callable[[], _Found]) -> _Found | str:
     return f"{place}: {why}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedRun(Run):
-    """One run of a tool. `took_s`: all answers together, from sending to end, where the tool states
-    it. `times`: when it was."""
-
-    load: Load
-    took_s: float = 0.0
-    times: RunTimes = field(default_factory=RunTimes)
-
-
 def load_of(schedule: Arrivals | None, at_once: int | None, **stated: Any) -> Load:
     """Returns how requests came: those without a schedule by the limit of concurrent ones."""
     limited = Arrivals.ONE_BY_ONE if at_once == 1 else Arrivals.CLOSED_LOOP
@@ -90,13 +78,9 @@ def load_of(schedule: Arrivals | None, at_once: int | None, **stated: Any) -> Lo
     return Load(arrivals=arrivals, clients=at_once, **stated)
 
 
-def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
+def to_row(run: Run, known: States | Engine, source: Source) -> Row:
     """Converts a run to a row. `known`: the engine's states, or what is declared of it. Raises
     Rejection, also for a row that no table would take."""
-    window_s, at_once = run.totals.window_s, run.load.clients
-    if at_once is not None and run.took_s > at_once * window_s * (1 + _TOLERANCE):
-        rule = f"is too short: at most {at_once} at a time, answers took {run.took_s:g} s in all"
-        raise Rejection("the duration", f"{window_s:g} s", rule)
     states = known if isinstance(known, States) else None
     names = ((), ()) if states is None else (states.before.models, [states.before.weights])
     model = name_model(source.model_id or run.model, source.model_name, *names)
@@ -108,11 +92,11 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
         if not run.overlap:
             states_of = "--capabilities-before and --capabilities-after"
             rule = f"is a limit, not a measured batch: give {states_of}"
-            raise Rejection("max_concurrency", at_once or "no limit", rule)
+            raise Rejection("max_concurrency", run.clients or "no limit", rule)
     else:
         label, engine = _earned(run, known), engine_between(known)
         run = replace(run, doubts={STATES: "unsigned"})  # anybody can have written them
-        if at_once is not None and known.batches.largest > at_once:
+        if run.clients is not None and known.batches.largest > run.clients:
             # Of requests for several sequences no file has the length of the longest, by which
             # TPOT divides.
             known_ms = run.latency_ms.items()
@@ -127,7 +111,7 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
     return row
 
 
-def _earned(run: ImportedRun, states: States) -> Label:
+def _earned(run: Run, states: States) -> Label:
     """Returns the label, of the file or else of the engine. Raises Rejection unless the engine did
     what that needs."""
     label = run.claim

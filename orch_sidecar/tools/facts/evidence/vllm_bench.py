@@ -1,7 +1,7 @@
 """Parses files of `vllm bench serve --save-result --save-detailed`, as vLLM 0.32 writes them.
 
-Pure. A file becomes an ImportedRun or a Rejection. The figures are computed from its requests. The
-tool's own are not used: their window, `duration`, includes the gap before the first arrival and the
+Pure. A file becomes a Run or a Rejection. The figures are computed from its requests. The tool's
+own are not used: their window, `duration`, includes the gap before the first arrival and the
 closing of the last stream. Nor are `*_itl_ms`, between events, each of which may have several
 tokens; `max_concurrent_requests`, per whole second, too many; the mean `request_throughput`.
 Similar files: those of `vllm bench throughput` have `tokens_per_second`, which counts prompt and
@@ -16,15 +16,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from orch_sidecar.tools.facts.evidence.imported import (
-    Claim,
-    Count,
-    Fields,
-    ImportedRun,
-    Rejection,
-    load_of,
-)
+from orch_sidecar.tools.facts.evidence.imported import Claim, Count, Fields, Rejection, load_of
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -89,7 +83,7 @@ class _Result(Fields):
         return Arrivals.CONSTANT if math.isinf(self.burstiness) else Arrivals.GAMMA
 
 
-def run(document: object) -> ImportedRun:
+def run(document: object) -> Run:
     """Returns the run in a file, or in one line of a file of `--append-result`. Raises Rejection
     and ValidationError."""
     stated: dict[str, Any] = document if isinstance(document, dict) else {}
@@ -102,7 +96,7 @@ def run(document: object) -> ImportedRun:
         rule = f"must be {tokens} tokens over the duration, {result.duration:g} s"
         raise Rejection("output_throughput", tokens_per_s, rule)
     served = _served(result)
-    return ImportedRun(
+    return Run(
         named={"tool": "vllm bench serve"},
         model=result.model_id,
         claim=result.measurement_type,

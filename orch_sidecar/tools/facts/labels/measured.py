@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, overlap
 from orch_sidecar.tools.facts.labels.load import Load, Notes
-from orch_sidecar.tools.facts.labels.observation import Batches, States
+from orch_sidecar.tools.facts.labels.observation import Batches, RunTimes, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
@@ -99,6 +99,7 @@ class Run:
     not trusted. `load`: how requests came, None where that does not show; `named`: notes of what
     made it. `own_ms`: other latencies than those of `totals`. `failed`: requests without a complete
     answer. `outcomes`: notes of what else became of requests; `doubts`: of what limits the trust.
+    `times`: when it was, to be judged by states that somebody saved.
     """
 
     model: str
@@ -111,6 +112,12 @@ class Run:
     failed: int = 0
     outcomes: Notes = field(default_factory=dict)
     doubts: Notes = field(default_factory=dict)
+    times: RunTimes = field(default_factory=RunTimes)
+
+    @property
+    def clients(self) -> int | None:
+        """The limit of concurrent requests, None where there is none, or it is not known."""
+        return None if self.load is None else self.load.clients
 
     @property
     def latency_ms(self) -> Mapping[str, float]:
@@ -120,8 +127,7 @@ class Run:
     @property
     def overlap(self) -> int:
         """The largest number of answers that were generated at once, 0 where that is not known."""
-        one = self.load is not None and self.load.clients == 1
-        return 1 if one else overlap(self.served)
+        return 1 if self.clients == 1 else overlap(self.served)
 
 
 def row_of(run: Run, label: Label, engine: KnownEngine, model: Model, source_tag: str) -> Row:

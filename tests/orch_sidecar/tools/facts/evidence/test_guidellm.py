@@ -12,7 +12,7 @@ from orch_sidecar.tools.facts.evidence.guidellm import parts
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from tests.orch_sidecar.tools.facts.imports import changed, document, measured, refused
+from tests.orch_sidecar.tools.facts.imports import changed, document, load, measured, refused
 
 HOME, CLOUD = "guidellm_home", "guidellm_cloud"
 Change = Callable[[dict[str, Any]], Any]
@@ -30,7 +30,7 @@ def requests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_synchronous_report_is_one_request_after_the_other() -> None:
     found = measured(HOME)
-    assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
+    assert (load(found).arrivals, load(found).clients, load(found).rate_per_s) == (
         Arrivals.ONE_BY_ONE,
         1,
         None,
@@ -42,7 +42,7 @@ def test_synchronous_report_is_one_request_after_the_other() -> None:
 
 def test_constant_report_has_a_rate_and_overlapping_answers() -> None:
     found = measured(CLOUD)
-    assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
+    assert (load(found).arrivals, load(found).clients, load(found).rate_per_s) == (
         Arrivals.CONSTANT,
         None,
         3.0,
@@ -97,7 +97,7 @@ def test_answers_that_were_not_streamed_have_no_first_token() -> None:
 def test_each_benchmark_of_a_report_is_one_run() -> None:
     report = document(HOME)
     report["benchmarks"] += document(CLOUD)["benchmarks"]
-    assert [measured(CLOUD, each).load.clients for each in parts(report)] == [1, None]
+    assert [load(measured(CLOUD, each)).clients for each in parts(report)] == [1, None]
     assert parts({}) == [{}]
     assert parts({"benchmarks": []}) == [{"benchmarks": []}]
 
@@ -108,8 +108,8 @@ def test_poisson_of_several_processes_has_repeated_gaps() -> None:
             type_="poisson", worker_count=workers
         )
 
-    assert measured(CLOUD, benchmark(poisson(10))).load.arrivals is Arrivals.REPEATED_GAPS
-    assert measured(CLOUD, benchmark(poisson(1))).load.arrivals is Arrivals.POISSON
+    assert load(measured(CLOUD, benchmark(poisson(10)))).arrivals is Arrivals.REPEATED_GAPS
+    assert load(measured(CLOUD, benchmark(poisson(1)))).arrivals is Arrivals.POISSON
 
 
 def test_requests_due_before_the_run_are_rejected() -> None:
@@ -136,14 +136,14 @@ def test_strategies_map_to_arrivals(
     report = benchmark(change)
     report["config"]["metadata"]["labels"] = {}
     found = measured(CLOUD, report)
-    assert (found.load.arrivals, found.load.clients, found.claim) == (arrivals, at_once, None)
+    assert (load(found).arrivals, load(found).clients, found.claim) == (arrivals, at_once, None)
 
 
 def test_limit_of_an_open_loop_is_the_requested_one() -> None:
     def change(benchmark: dict[str, Any]) -> None:
         benchmark["config"]["profile"]["max_concurrency"] = 4
 
-    assert measured(CLOUD, benchmark(change)).load.clients == 4
+    assert load(measured(CLOUD, benchmark(change))).clients == 4
 
 
 def _set(*path: str | int, value: Any) -> Change:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, to_row
+from orch_sidecar.tools.facts.evidence.imported import Rejection, to_row
 from orch_sidecar.tools.facts.labels.load import Load
-from orch_sidecar.tools.facts.labels.measured import Engine, Source
+from orch_sidecar.tools.facts.labels.measured import Engine, Run, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
@@ -23,7 +23,7 @@ RUNS = ("vllm_bench_home", "guidellm_home", "vllm_bench_cloud", "guidellm_cloud"
 _SUMS = ("requests", "input_tokens", "output_tokens")
 
 
-def run(name: str, **changes: Any) -> ImportedRun:
+def run(name: str, **changes: Any) -> Run:
     found = measured(name)
     sums = {name: changes.pop(name) for name in _SUMS if name in changes}
     return replace(found, totals=replace(found.totals, **sums), **changes)
@@ -33,11 +33,11 @@ def by(arrivals: Arrivals, clients: int | None = None) -> Load:
     return Load(arrivals=arrivals, clients=clients)
 
 
-def row(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> Row:
+def row(measured: Run, known: States | Engine, source: Source = SOURCE) -> Row:
     return to_row(measured, known, source)
 
 
-def refused(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> str:
+def refused(measured: Run, known: States | Engine, source: Source = SOURCE) -> str:
     with pytest.raises(Rejection) as raised:
         to_row(measured, known, source)
     return str(raised.value)

@@ -10,7 +10,14 @@ import pytest
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from tests.orch_sidecar.tools.facts.imports import LEFT_OUT, changed, document, measured, refused
+from tests.orch_sidecar.tools.facts.imports import (
+    LEFT_OUT,
+    changed,
+    document,
+    load,
+    measured,
+    refused,
+)
 
 # Fields that `vllm bench serve` omits without --save-detailed.
 DETAILS = ("input_lens", "output_lens", "start_times", "ttfts")
@@ -19,7 +26,7 @@ HOME, CLOUD = "vllm_bench_home", "vllm_bench_cloud"
 
 def test_single_stream_file_is_one_request_after_the_other() -> None:
     found = measured(HOME)
-    assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
+    assert (load(found).arrivals, load(found).clients, load(found).rate_per_s) == (
         Arrivals.ONE_BY_ONE,
         1,
         None,
@@ -31,7 +38,7 @@ def test_single_stream_file_is_one_request_after_the_other() -> None:
 
 def test_poisson_file_has_a_rate_and_overlapping_answers() -> None:
     found = measured(CLOUD)
-    assert (found.load.arrivals, found.load.clients, found.load.rate_per_s) == (
+    assert (load(found).arrivals, load(found).clients, load(found).rate_per_s) == (
         Arrivals.POISSON,
         None,
         3.0,
@@ -82,8 +89,8 @@ def test_queue_time_of_a_closed_loop_does_not_move_arrivals() -> None:
 )
 def test_arrivals_follow_from_rate_and_limit(fields: dict[str, Any], arrivals: Arrivals) -> None:
     found = measured(CLOUD, changed(CLOUD, **fields))
-    assert found.load.arrivals is arrivals
-    assert (found.load.burstiness is not None) == (arrivals is Arrivals.GAMMA)
+    assert load(found).arrivals is arrivals
+    assert (load(found).burstiness is not None) == (arrivals is Arrivals.GAMMA)
 
 
 def test_failed_requests_are_counted_but_not_measured() -> None:

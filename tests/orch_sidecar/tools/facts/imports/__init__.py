@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from orch_sidecar.tools.facts.evidence import aiperf, guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, read_run
+from orch_sidecar.tools.facts.evidence.imported import read_run
+from orch_sidecar.tools.facts.labels.load import Load
+from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 
@@ -32,7 +34,7 @@ def document(name: str) -> Any:
     return json.loads(path(name).read_text(encoding="utf-8"))
 
 
-def run_in(name: str, file: Any) -> ImportedRun | str:
+def run_in(name: str, file: Any) -> Run | str:
     """Returns the run in a file of the tool that a recorded file is of."""
     run = next(run for tool, run in _TOOLS.items() if name.startswith(tool))
     return read_run(name, lambda: run(file))
@@ -45,11 +47,16 @@ def changed(name: str, change: Callable[[Any], object] = bool, **fields: Any) ->
     return {key: value for key, value in {**file, **fields}.items() if value is not LEFT_OUT}
 
 
-def measured(name: str, file: Any = None) -> ImportedRun:
+def measured(name: str, file: Any = None) -> Run:
     """Returns the run in a file of that tool, by default the recorded one."""
     found = run_in(name, document(name) if file is None else file)
-    assert isinstance(found, ImportedRun), found
+    assert isinstance(found, Run), found
     return found
+
+
+def load(run: Run) -> Load:
+    assert run.load is not None
+    return run.load
 
 
 def refused(name: str, file: object) -> str:

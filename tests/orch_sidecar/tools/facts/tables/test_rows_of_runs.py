@@ -12,9 +12,9 @@ from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.result import Status, row_of
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, load_of, to_row
+from orch_sidecar.tools.facts.evidence.imported import load_of, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
-from orch_sidecar.tools.facts.labels.measured import Engine, Source
+from orch_sidecar.tools.facts.labels.measured import Engine, Run, Source
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
@@ -111,7 +111,7 @@ def test_imported_closed_loop(drawn: list[Drawn]) -> None:
     calls = [call for each in drawn for call in in_turn(each)]
     served = [request for call in calls if (request := call.served) is not None]
     single = clients == 1
-    imported = ImportedRun(
+    imported = Run(
         named={"tool": "guidellm 0.8.1"},
         model="org/model",
         claim=Label.SINGLE_STREAM if single else Label.BATCHED_ONLINE,
