@@ -59,20 +59,13 @@ class PoolKind(NamedTuple):
     predicts: bool
 
     def serves(self, request: PlacementRequest) -> bool:
-        """Whether its pools could serve a request, by the rules of `routing`."""
-        options = request.options
-        if request.model and self.models is not None and request.model not in self.models:
-            return False
-        if request.pinned and options.pool != self.group:
-            return False
-        if options.measurement_type is not None:
-            if self.measurement_type is not options.measurement_type:
-                return False
-        elif options.pool is None and self.on_request:
-            return False
-        if self.slots_total and request.cost > self.slots_total:
-            return False
-        return request.tokens is None or self.ctx_max is None or request.tokens <= self.ctx_max
+        """Whether its pools could serve a request."""
+        return (
+            (not request.pinned or request.options.pool == self.group)
+            and request.is_served_by(self.models)
+            and request.selects(self.measurement_type, self.on_request)
+            and request.fits(self.slots_total, self.ctx_max)
+        )
 
 
 @dataclass(slots=True)  # a NamedTuple takes twice as long to make

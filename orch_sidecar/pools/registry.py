@@ -279,17 +279,16 @@ class PoolRegistry:
 
     def capable(self, call: GenerationRequest) -> list[Pool]:
         """Returns the pools that might serve a request, by what it asks for."""
-        options, model = call.options, call.model
+        asked = PlacementRequest(call.model, 1, None, call.options)
         pools: Iterable[Pool] = self.all
         if self.one is None:
-            pools, _ = self._shortlist.pools_for(PlacementRequest(model, 1, None, options), ())
-        named = None if options.prefers else options.pool
+            pools, _ = self._shortlist.pools_for(asked, ())
         return [
             pool
             for pool in pools
-            if (named in (pool.name, pool.group) if named else not pool.on_request)
-            and options.measurement_type in (None, pool.profile.measurement_type)
-            and model in (pool.watcher.models or (model,))
+            if (not asked.pinned or call.options.pool in (pool.name, pool.group))
+            and asked.is_served_by(pool.watcher.models)
+            and asked.selects(pool.profile.measurement_type, pool.on_request)
         ]
 
     def longest_wait_s(

@@ -118,6 +118,27 @@ class PlacementRequest:
     def pinned(self) -> bool:
         return self.options.pool is not None and not self.options.prefers
 
+    def is_served_by(self, models: Collection[str] | None) -> bool:
+        """Whether a pool with these models has its model. An engine that has never reported may
+        serve any."""
+        return not self.model or models is None or self.model in models
+
+    def selects(self, measurement_type: MeasurementType, on_request: bool) -> bool:
+        """Whether its client wants a pool of this measurement type, or any, and if that serves only
+        requests that select it, has selected one. A label that the client did not ask for selects
+        none."""
+        options = self.options
+        if options.measurement_type not in (None, measurement_type):
+            return False
+        asked_for = options.measurement_type is not None and not options.labelled
+        return not on_request or asked_for or options.pool is not None
+
+    def fits(self, slots_total: int, ctx_max: int | None) -> bool:
+        """Whether a pool can hold it; one that has not reported its slots or its context may."""
+        if slots_total and self.cost > slots_total:
+            return False
+        return self.tokens is None or ctx_max is None or self.tokens <= ctx_max
+
 
 class Load(NamedTuple):
     """Sequences that run or wait at some pools, and the slots of these."""
@@ -173,53 +194,22 @@ def _capable(
     pools: Sequence[PoolSnapshot], request: PlacementRequest
 ) -> Sequence[PoolSnapshot] | Refusal:
     """Returns the pools that could serve the request if they were available."""
-    capable, options = pools, request.options
-    if len(pools) > 1 and request.model:
-        # A pool whose engine has never reported may serve any model.
-        capable = [pool for pool in pools if pool.models is None or request.model in pool.models]
+    capable = pools
+    if len(pools) > 1:
+        capable = [pool for pool in pools if request.is_served_by(pool.models)]
         if not capable:
             return _unknown_model(pools, request)
     if request.pinned:
-        capable = [pool for pool in capable if pool.has_name(options.pool)]
+        capable = [pool for pool in capable if pool.has_name(request.options.pool)]
         if not capable:
             return _cannot_pin(pools, request)
-    if options.measurement_type is not None:
-        matching = _of_measurement_type(capable, options)
-        if isinstance(matching, Refusal):
-            return matching
-        capable = matching
-    elif options.pool is None:
-        open_to_all = [pool for pool in capable if not pool.on_request]
-        if not open_to_all:
-            return _only_on_request(capable, request)
-        capable = open_to_all
-    if len(capable) == 1:
-        return capable  # its admission refuses what does not fit
-    return [pool for pool in capable if _fits(pool, request)] or _too_large(capable, request)
-
-
-def _of_measurement_type(
-    capable: Sequence[PoolSnapshot], options: RequestOptions
-) -> Sequence[PoolSnapshot] | Refusal:
-    """Returns those of these pools that measure what a request asks for."""
-    asked_for = not options.labelled or options.pool is not None
-    matching = [
-        pool
-        for pool in capable
-        if pool.measurement_type is options.measurement_type and (asked_for or not pool.on_request)
-    ]
-    if matching:
-        return matching
-    text = f"no pool that could serve this request measures {options.measurement_type}; "
-    text += "the pools are "
-    text += ", ".join(f"{pool.name} ({pool.measurement_type})" for pool in capable)
-    return Refusal(Reason.INFEASIBLE, text, X_ORCH_MEASUREMENT_TYPE)
-
-
-def _fits(pool: PoolSnapshot, request: PlacementRequest) -> bool:
-    if pool.slots_total and request.cost > pool.slots_total:
-        return False
-    return request.tokens is None or pool.ctx_max is None or request.tokens <= pool.ctx_max
+    found = [pool for pool in capable if request.selects(pool.measurement_type, pool.on_request)]
+    if not found:
+        return _none_selected(capable, request)
+    if len(found) == 1:
+        return found  # its admission refuses what does not fit
+    fitting = [pool for pool in found if request.fits(pool.slots_total, pool.ctx_max)]
+    return fitting or _too_large(found, request)
 
 
 def _reason_of_only(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> PlacementReason:
@@ -324,7 +314,11 @@ def _cannot_pin(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> Ref
     return Refusal(Reason.INFEASIBLE, text, X_ORCH_POOL)
 
 
-def _only_on_request(capable: Sequence[PoolSnapshot], request: PlacementRequest) -> Refusal:
+def _none_selected(capable: Sequence[PoolSnapshot], request: PlacementRequest) -> Refusal:
+    if (required := request.options.measurement_type) is not None:
+        text = f"no pool that could serve this request measures {required}; the pools are "
+        text += ", ".join(f"{pool.name} ({pool.measurement_type})" for pool in capable)
+        return Refusal(Reason.INFEASIBLE, text, X_ORCH_MEASUREMENT_TYPE)
     names = ", ".join(pool.name for pool in capable)
     model = f" of the model {request.model[:200]!r}" if request.model else ""
     return Refusal(

@@ -143,11 +143,14 @@ async def test_first_part_is_refused_where_the_queue_is_full_and_later_ones_take
         assert (await client.response()).status == 200
 
 
+@pytest.mark.parametrize("on_request", [False, True])
 async def test_parts_go_to_pools_of_one_measurement_type(
-    engine: ScriptedEngine, home: ScriptedEngine, start: Start
+    engine: ScriptedEngine, home: ScriptedEngine, start: Start, on_request: bool
 ) -> None:
     engine.answer = home.answer = Echo()
-    sidecar = await all_ready(await start(**pools(cloud=engine, home=home)))
+    settings = pools(cloud=engine, home=home)
+    settings["pools"][1]["on_request"] = on_request
+    sidecar = await all_ready(await start(**settings))
     response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefghij"])
     assert (response.status, response.header("x-measurement-type")) == (200, "batched_online")
     assert len(engine.generating) == 10
@@ -186,6 +189,15 @@ async def test_what_parts_repeat_of_a_body_counts_against_the_budget_of_bodies(
         response = await (await sidecar.client()).post(COMPLETIONS, prompt="a" * 60_000, n=n)
         assert response.status == status
         assert status == 200 or response.error["code"] == "body_budget_full"
+
+
+async def test_request_that_names_no_model_runs_in_parts(
+    home: ScriptedEngine, at_home: Running
+) -> None:
+    home.answer = Echo()
+    body = {"prompt": [*"abc"], "max_tokens": 4}
+    assert (await (await at_home.client()).request("POST", COMPLETIONS, body)).status == 200
+    assert len(home.generating) == 3
 
 
 async def test_profile_without_split_keeps_requests_whole(

@@ -187,6 +187,7 @@ REQUESTS = st.builds(
     pool=st.sampled_from([None, "a", "b", "z"]),
     prefers=st.booleans(),
     measurement_type=st.sampled_from([None, SINGLE, BATCHED]),
+    labelled=st.booleans(),
 )
 
 
