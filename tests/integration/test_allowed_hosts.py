@@ -46,16 +46,6 @@ async def called(
     return response
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.1.2.3", None])
-async def test_sidecar_of_one_machine_answers_to_the_loopback_and_to_addresses(
-    sidecar: Running, host: str | None
-) -> None:
-    name = None if host is None else f"{host}:{sidecar.port}"
-    assert (await called(sidecar, name, CHAT, post=True)).status == 200
-    for path in ("/v1/models", "/v1/capabilities", "/metrics", "/ui", *PROBES):
-        assert (await called(sidecar, name, path)).status == 200
-
-
 async def test_page_with_a_rebound_name_gets_nothing_but_probes(
     sidecar: Running, engine: ScriptedEngine
 ) -> None:

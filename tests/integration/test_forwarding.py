@@ -250,32 +250,3 @@ async def test_wrong_method_is_refused_with_the_right_one(
             if method != "HEAD":
                 assert response.error["code"] == "method_not_allowed"
     assert engine.received == []
-
-
-@pytest.mark.parametrize(
-    "smuggled",
-    [
-        b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
-        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
-        b"Content-Length: -1\r\n\r\n",
-        b"Content-Length: 1e3\r\n\r\n",
-        b"Content-Length : 3\r\n\r\nabc",
-        b"X-A: 1\r\n folded: 2\r\nContent-Length: 0\r\n\r\n",
-        b"X-A: 1\r\nX\x00B: 2\r\nContent-Length: 0\r\n\r\n",
-        b"X-A: a\rX-Orch-Lease: 1\r\nContent-Length: 0\r\n\r\n",
-    ],
-)
-async def test_request_whose_framing_is_in_doubt_is_refused_and_its_connection_closed(
-    engine: ScriptedEngine, sidecar: Running, smuggled: bytes
-) -> None:
-    client = await sidecar.client()
-    tail = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    client.send(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + smuggled + tail)
-    response = await client.response()
-    assert response.status == 400
-    assert response.error["type"] == "invalid_request_error"
-    assert response.version == "1.0" or response.header("connection") == "close"
-    assert await client.rest() == b""
-    assert engine.received == []

@@ -129,6 +129,7 @@ def test_tunnel_to_a_path_is_a_request_that_ends_the_connection() -> None:
         (b"GET http://[/ HTTP/1.1\r\nHost: a\r\n\r\n", "its target is not a URL"),
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 200 + b"\r\n", "more than 128 fields"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"b" * 2000 + b"\r\n\r\n", "more than 1024 bytes"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"b" * 2000 + b": 1\r\n\r\n", "more than 1024 bytes"),
         (b"GET /" + b"b" * 2000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", "more than 1024 bytes"),
         (
             b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: %b\r\n" % (b"b" * 90) * 50 + b"\r\n",
@@ -143,6 +144,31 @@ def test_what_is_not_a_request_is_refused_and_ends_the_connection(data: bytes, s
     [request] = parsed.ready
     assert request.malformed is not None
     assert says in request.malformed.message
+    assert not request.keep_alive
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        *(
+            f"Content-Length: {length}"
+            for length in (2**64, 10**30, "-1", "+5", "5, 5", "5, 6", "0x5", "5_0", "")
+        ),
+        "Content-Length: 5\r\nContent-Length: 5",
+        "Content-Length: 5\r\nContent-Length: 6",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Content-Length: 1e3",
+        "Content-Length : 3",
+        "X-A: 1\r\n folded: 2",
+        "X-A: 1\r\nX\0B: 2",
+        "X-A: a\rX-Orch-Lease: 1",
+    ],
+)
+def test_framing_that_is_in_doubt_is_refused_and_ends_the_connection(framing: str) -> None:
+    parsed = parser()
+    parsed.parse(f"{HEAD}{framing}\r\n\r\n".encode() + SMALL)
+    [request] = parsed.ready
+    assert request.malformed is not None
     assert not request.keep_alive
 
 
