@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -186,6 +187,15 @@ def _left_over(before: set[asyncio.Task[Any]], engine: ScriptedEngine) -> list[a
 async def sidecar(start: Start) -> Running:
     """A sidecar that is ready."""
     return await start()
+
+
+@pytest.fixture
+def ring(request: pytest.FixtureRequest, tmp_path: Path) -> KeyRing:
+    """The keys that the module names as KEYS, with their fields."""
+    ring = KeyRing(tmp_path)
+    for name, fields in getattr(request.module, "KEYS", {}).items():
+        ring.add(name, **fields)
+    return ring
 
 
 @pytest.fixture

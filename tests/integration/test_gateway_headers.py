@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,8 @@ from tests.integration.held import Held
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
+
+KEYS = {"alice": {}, "bob": {}, "gateway": {"gateway": True}}
 
 FAIRNESS = "x-gateway-inference-fairness-id"
 
@@ -74,12 +75,3 @@ async def test_flows_count_that_a_gateway_names(
         sidecar = await start(gateways=known)
     fresh, others = await answers_of_two_groups(sidecar, engine, held, key, key)
     assert fresh > 3 * others
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> KeyRing:
-    ring = KeyRing(tmp_path)
-    for name in ("alice", "bob"):
-        ring.add(name)
-    ring.add("gateway", gateway=True)
-    return ring

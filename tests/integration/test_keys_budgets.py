@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.integration.client import MESSAGES, Response
@@ -13,17 +11,14 @@ from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
 from tests.integration.wire import Answer
 
-
-@pytest.fixture
-def ring(tmp_path: Path) -> KeyRing:
-    ring = KeyRing(tmp_path)
-    ring.add("free")
-    ring.add("heavy", weight=3)
-    ring.add("frugal", tokens_per_minute=10_000, requests_per_minute=3)
-    ring.add("poor", tokens_per_minute=60)
-    ring.add("small", tokens_per_minute=600)
-    ring.add("prometheus", metrics=True)
-    return ring
+KEYS = {
+    "free": {},
+    "heavy": {"weight": 3},
+    "frugal": {"tokens_per_minute": 10_000, "requests_per_minute": 3},
+    "poor": {"tokens_per_minute": 60},
+    "small": {"tokens_per_minute": 600},
+    "prometheus": {"metrics": True},
+}
 
 
 def left(response: Response, what: str) -> int:

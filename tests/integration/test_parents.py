@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -25,17 +24,14 @@ from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, Claim
 LEASES = "/v1/capabilities/leases/"
 URGENT = {"cost": 4, "urgent": True, "more": 8}
 
-
-@pytest.fixture
-def ring(tmp_path: Path) -> KeyRing:
-    """Keys of clients, one of them a rogue's; of two sidecars; of one for bulk requests alone."""
-    ring = KeyRing(tmp_path)
-    ring.add("alice")
-    ring.add("mallory", bulk=True, concurrency=1)
-    ring.add("entry", sidecar=True)
-    ring.add("other-entry", sidecar=True)
-    ring.add("bulk-entry", bulk=True, sidecar=True)
-    return ring
+# Of clients, one of them a rogue; of two sidecars; of one for bulk requests alone.
+KEYS = {
+    "alice": {},
+    "mallory": {"bulk": True, "concurrency": 1},
+    "entry": {"sidecar": True},
+    "other-entry": {"sidecar": True},
+    "bulk-entry": {"bulk": True, "sidecar": True},
+}
 
 
 def ours(running: Running, key: str, name: str) -> str:

@@ -243,11 +243,6 @@ STRANGER = ("Authorization", f"Bearer {new_key(b's' * 32)}")
 
 
 @pytest.fixture
-def ring(tmp_path: Path) -> KeyRing:
-    return KeyRing(tmp_path)
-
-
-@pytest.fixture
 async def keyed(start: Start, ring: KeyRing) -> Running:
     ring.add("alice")
     ring.add("bob")
