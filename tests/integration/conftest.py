@@ -191,9 +191,9 @@ async def sidecar(start: Start) -> Running:
 
 @pytest.fixture
 def ring(request: pytest.FixtureRequest, tmp_path: Path) -> KeyRing:
-    """The keys that the module names as KEYS, with their fields."""
+    """The keys that the module names as KEYS, with their fields; else of Alice and Bob."""
     ring = KeyRing(tmp_path)
-    for name, fields in getattr(request.module, "KEYS", {}).items():
+    for name, fields in getattr(request.module, "KEYS", {"alice": {}, "bob": {}}).items():
         ring.add(name, **fields)
     return ring
 

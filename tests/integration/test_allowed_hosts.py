@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -69,10 +68,8 @@ async def test_page_with_a_rebound_name_gets_nothing_but_probes(
 
 
 async def test_start_warns_of_names_unless_they_are_checked_or_keys_needed(
-    start: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    start: Start, caplog: pytest.LogCaptureFixture, ring: KeyRing
 ) -> None:
-    ring = KeyRing(tmp_path)
-    ring.add("alice")
     with caplog.at_level(logging.WARNING):
         await start()
         await start(host="0.0.0.0", allowed_hosts=["orch"])
@@ -128,9 +125,7 @@ async def test_every_response_is_for_the_page_that_is_named_and_no_other(
         assert (await each.response()).status == 200
 
 
-async def test_question_needs_no_key_and_its_request_does(start: Start, tmp_path: Path) -> None:
-    ring = KeyRing(tmp_path)
-    ring.add("alice")
+async def test_question_needs_no_key_and_its_request_does(start: Start, ring: KeyRing) -> None:
     running = await start(allowed_origins=[PAGE], api_keys_file=ring.path)
     client = await running.client()
     question = await client.request("OPTIONS", CHAT, None, [ORIGIN, *QUESTION])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,11 +239,8 @@ async def test_subscriber_of_a_shared_generation_sees_what_becomes_of_that(
 
 
 async def test_request_of_another_key_is_not_found_as_is_one_that_never_was(
-    engine: ScriptedEngine, start: Start, script: AnswerScript, tmp_path: Path
+    engine: ScriptedEngine, start: Start, script: AnswerScript, ring: KeyRing
 ) -> None:
-    ring = KeyRing(tmp_path)
-    for name in ("alice", "bob"):
-        ring.add(name)
     sidecar = await start(api_keys_file=ring.path)
     client, request_id = await sidecar.client(), new_id()
     client.start(CHAT, [named(request_id), ring.bearer("alice")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -85,56 +84,50 @@ async def test_clients_get_ids_by_which_nothing_can_be_cancelled(
 
 
 async def test_document_has_neither_prompts_nor_answers_nor_keys(
-    start: Start, tmp_path: Path, readers: Readers
+    start: Start, ring: KeyRing, readers: Readers
 ) -> None:
-    keys = KeyRing(tmp_path)
-    secret = keys.add("chat")
-    running = await start(api_keys_file=keys.path)
+    secret = ring.keys["alice"]
+    running = await start(api_keys_file=ring.path)
     client = await running.client()
     messages = [{"role": "user", "content": "my secret question"}]
-    assert (await client.post(CHAT, [keys.bearer("chat")], messages=messages)).status == 200
+    assert (await client.post(CHAT, [ring.bearer("alice")], messages=messages)).status == 200
     stranger = await running.client()
-    await stranger.post(CHAT, [keys.bearer("chat")], model="my secret model")
+    await stranger.post(CHAT, [ring.bearer("alice")], model="my secret model")
     reader = await readers.open(running, operator=True)
     document = await reader.until(lambda it: len(it["requests"]) == 2)
     [share] = [each for each in document["pools"][0]["keys"] if each["class"] == "interactive"]
-    assert (share["key"], share["share"]) == ("chat", 1.0)
+    assert (share["key"], share["share"]) == ("alice", 1.0)
     written = str(document)
     for text in ("my secret", "one two three", secret, secret[:12]):
         assert text not in written
 
 
 async def test_clients_need_a_key_for_the_data_and_none_for_the_page(
-    start: Start, tmp_path: Path, readers: Readers
+    start: Start, ring: KeyRing, readers: Readers
 ) -> None:
-    keys = KeyRing(tmp_path)
-    keys.add("chat")
-    running = await start(api_keys_file=keys.path)
+    running = await start(api_keys_file=ring.path)
     for path in ("/ui", "/ui/app.js", "/ui/style.css"):
         assert (await readers.get(running, path)).status == 200
     refused = await readers.get(running, "/v1/live")
     assert refused.status == 401
     # In a header only: an address is logged and shared.
-    assert (await readers.get(running, f"/v1/live?key={keys.keys['chat']}")).status == 401
-    reader = await readers.open(running, headers=dict([keys.bearer("chat")]))
+    assert (await readers.get(running, f"/v1/live?key={ring.keys['alice']}")).status == 401
+    reader = await readers.open(running, headers=dict([ring.bearer("alice")]))
     assert (await reader.next())["sidecar"]["keys"] is True
     operator = await readers.open(running, operator=True)
     assert await operator.next()
 
 
 async def test_stream_of_a_key_that_is_removed_ends(
-    start: Start, tmp_path: Path, readers: Readers
+    start: Start, ring: KeyRing, readers: Readers
 ) -> None:
-    keys = KeyRing(tmp_path)
-    for name in ("chat", "other"):
-        keys.add(name)
-    running = await start(api_keys_file=keys.path)
-    removed = await readers.open(running, headers=dict([keys.bearer("chat")]))
-    other = await readers.open(running, headers=dict([keys.bearer("other")]))
+    running = await start(api_keys_file=ring.path)
+    removed = await readers.open(running, headers=dict([ring.bearer("alice")]))
+    other = await readers.open(running, headers=dict([ring.bearer("bob")]))
     operator = await readers.open(running, operator=True)
     for each in (removed, other, operator):
         await each.next()
-    keys.remove("chat")
+    ring.remove("alice")
     await running.sidecar.reloader.reload_keys()
     await ended(removed)
     assert len(running.sidecar.live.streams.open) == 2

@@ -29,6 +29,8 @@ from tests.integration.test_process import ready, run
 from tests.patience import HANG_S
 from vllm_plugin.contracts import profile as profiles
 
+KEYS: dict[str, dict[str, Any]] = {}
+
 
 class Files:
     """The settings of a sidecar, and its profile, in files."""

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,12 +141,11 @@ async def test_json_is_the_document(sidecar: Running, capsys: pytest.CaptureFixt
 
 async def test_key_is_read_from_the_environment_and_never_shown(
     start: Start,
-    tmp_path: Path,
+    ring: KeyRing,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ring = KeyRing(tmp_path)
-    key = ring.add("alice")
+    key = ring.keys["alice"]
     running = await start(api_keys_file=str(ring.path))
     for wrong in ("", "sk-wrong"):
         monkeypatch.setenv("OPENAI_API_KEY", wrong)
