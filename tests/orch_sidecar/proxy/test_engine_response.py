@@ -29,19 +29,6 @@ from tests.orch_sidecar.broadcasting import (
 from tests.orch_sidecar.relayed import Relayed
 
 
-async def test_read_may_end_at_any_byte() -> None:
-    for at in range(len(STREAM)):
-        broadcast = broadcast_of()
-        client = Client("another").join(broadcast)
-        engine = Engine(broadcast)
-        engine.sends(STREAM[:at])
-        late = Client("late").join(broadcast)
-        assert late.body == client.body.replace(b"another", b"late"), "it has caught up at once"
-        engine.sends(STREAM[at:])
-        assert client.body == whole_for("another")
-        assert late.body == whole_for("late")
-
-
 async def test_events_with_crlf_are_complete_events() -> None:
     broadcast = broadcast_of()
     client = Client("mine").join(broadcast)

@@ -96,7 +96,14 @@ async def of_both(taken: Taken) -> list[ExportTraceServiceRequest]:
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, {"OTEL_SERVICE_NAME": "mine"}, RESOURCE, RESOURCE | {"OTEL_SERVICE_NAME": "mine"}],
+    [
+        {},
+        {"OTEL_SERVICE_NAME": "mine"},
+        {"OTEL_SERVICE_NAME": ""},
+        RESOURCE,
+        RESOURCE | {"OTEL_SERVICE_NAME": "mine"},
+        RESOURCE | {"OTEL_SERVICE_NAME": ""},
+    ],
 )
 async def test_resource_scope_and_schema_urls_are_those_of_the_sdk(
     taken: Taken, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
@@ -113,27 +120,6 @@ async def test_resource_scope_and_schema_urls_are_those_of_the_sdk(
         assert len(each.scope_spans[0].spans) == 4
         del each.scope_spans[0].spans[:]
     assert own == sdk
-
-
-@pytest.mark.parametrize(
-    ("variables", "name"),
-    [
-        ({}, "orch-sidecar"),
-        (RESOURCE, "other"),
-        (RESOURCE | {"OTEL_SERVICE_NAME": "mine"}, "mine"),
-        (RESOURCE | {"OTEL_SERVICE_NAME": ""}, "other"),
-        ({"OTEL_SERVICE_NAME": ""}, "orch-sidecar"),
-    ],
-)
-async def test_service_has_the_name_that_the_environment_gives_it(
-    taken: Taken, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str
-) -> None:
-    for variable, value in variables.items():
-        monkeypatch.setenv(variable, value)
-    ours, _ = await of_both(taken)
-    attributes = ours.resource_spans[0].resource.attributes
-    found = {each.key: value_of(each.value) for each in attributes}
-    assert found["service.name"] == name
 
 
 @pytest.mark.parametrize(
