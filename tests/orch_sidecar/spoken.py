@@ -18,16 +18,26 @@ MISLEADING = (
 )
 
 
+_NOTHING: Counts = (None, None, None, None)
+
+
 @dataclass(frozen=True)
 class Spoken:
     """The body of an answer, and what is to be read of it. `counts`: as `usage.read` has them."""
 
-    name: str
+    what: str
     api: Endpoint
-    stream: bool
     body: bytes = field(repr=False)
-    counts: Counts
+    counts: Counts = _NOTHING
     failed: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.api.path} {self.what}"
+
+    @property
+    def stream(self) -> bool:
+        return not self.body.startswith(b"{")
 
 
 def sse(document: Any, name: str | None = None) -> bytes:
@@ -124,71 +134,58 @@ def response_stream(text: str = MISLEADING, user: str = "") -> bytes:
 _KNOWN = (5, 3, 4, 1)
 _OF_TWO = (5, 6, 4, 1)
 _MESSAGE = (5, 3, 4, None)
-_NOTHING = (None, None, None, None)
 _LONG = "y" * 9000
 _ERROR = {"error": {"message": MISLEADING, "code": 500}}
 _STREAMED = sse({"id": "cmpl-1", "choices": [{"text": MISLEADING}]})
+
+_FAILURES = [{"type": kind, "message": _LONG} for kind in ("error", "response.failed")]
 
 SPOKEN = [
     *(
         spoken
         for api in (apis.CHAT, apis.COMPLETIONS)
         for spoken in (
-            Spoken(f"{api.path} stream", api, True, openai_stream(api, text=MISLEADING), _KNOWN),
-            Spoken(f"{api.path} n=2", api, True, openai_stream(api, n=2), _OF_TWO),
-            Spoken(
-                f"{api.path} continuous", api, True, openai_stream(api, continuous=True), _KNOWN
-            ),
-            Spoken(
-                f"{api.path} without usage",
-                api,
-                True,
-                openai_stream(api, with_usage=False),
-                _NOTHING,
-            ),
-            Spoken(f"{api.path} answer", api, False, openai_answer(api), _KNOWN),
-            Spoken(f"{api.path} answer n=2", api, False, openai_answer(api, n=2), _OF_TWO),
-            Spoken(f"{api.path} long tail", api, False, openai_answer(api, after=_LONG), _KNOWN),
-            Spoken(f"{api.path} error", api, True, _STREAMED + sse(_ERROR) + DONE, _NOTHING, True),
+            Spoken("stream", api, openai_stream(api, text=MISLEADING), _KNOWN),
+            Spoken("n=2", api, openai_stream(api, n=2), _OF_TWO),
+            Spoken("continuous", api, openai_stream(api, continuous=True), _KNOWN),
+            Spoken("without usage", api, openai_stream(api, with_usage=False)),
+            Spoken("answer", api, openai_answer(api), _KNOWN),
+            Spoken("answer n=2", api, openai_answer(api, n=2), _OF_TWO),
+            Spoken("long tail", api, openai_answer(api, after=_LONG), _KNOWN),
+            Spoken("error", api, _STREAMED + sse(_ERROR) + DONE, failed=True),
         )
     ),
-    Spoken("messages stream", apis.MESSAGES, True, message_stream(at_end=True), _MESSAGE),
-    Spoken("messages as Anthropic", apis.MESSAGES, True, message_stream(at_end=False), _MESSAGE),
-    Spoken("messages long", apis.MESSAGES, True, message_stream(at_end=False, length=60), _MESSAGE),
+    Spoken("stream", apis.MESSAGES, message_stream(at_end=True), _MESSAGE),
+    Spoken("as Anthropic", apis.MESSAGES, message_stream(at_end=False), _MESSAGE),
+    Spoken("long", apis.MESSAGES, message_stream(at_end=False, length=60), _MESSAGE),
     Spoken(
-        "messages answer",
+        "answer",
         apis.MESSAGES,
-        False,
-        json.dumps({"usage": {"input_tokens": 5, "output_tokens": 3}}).encode(),
+        b'{"usage": {"input_tokens": 5, "output_tokens": 3}}',
         (5, 3, None, None),
     ),
     Spoken(
-        "messages error",
+        "error",
         apis.MESSAGES,
-        True,
         named({"type": "message_start", "message": {}})
         + named({"type": "error", "error": {"type": "internal_error", "message": _LONG}}),
-        _NOTHING,
         failed=True,
     ),
-    Spoken("responses stream", apis.RESPONSES, True, response_stream(), _KNOWN),
-    Spoken("responses long", apis.RESPONSES, True, response_stream(_LONG, _LONG), _KNOWN),
+    Spoken("stream", apis.RESPONSES, response_stream(), _KNOWN),
+    Spoken("long", apis.RESPONSES, response_stream(_LONG, _LONG), _KNOWN),
     Spoken(
-        "responses answer",
+        "answer",
         apis.RESPONSES,
-        False,
         json.dumps(response(MISLEADING, "me", RESPONSE_USAGE)).encode(),
         _KNOWN,
     ),
     *(
         Spoken(
-            f"responses {kind}",
+            failure["type"],
             apis.RESPONSES,
-            True,
-            named({"type": "response.created"}) + named({"type": kind, "message": _LONG}),
-            _NOTHING,
+            named({"type": "response.created"}) + named(failure),
             failed=True,
         )
-        for kind in ("error", "response.failed")
+        for failure in _FAILURES
     ),
 ]
