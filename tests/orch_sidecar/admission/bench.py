@@ -46,7 +46,8 @@ class Bench:
             each.ended(lease.request, now)
 
     def wait(self, request: AdmissionRequest, name: str = "waiting") -> None:
-        self.queues.add(QueuedRequest(name, request, 0.0, 60.0, Reason.QUEUE_TIMEOUT, 0.0))
+        delay_s = self.constraints.reserve.clock.delay_s
+        self.queues.add(QueuedRequest(name, request, 0.0, 60.0, Reason.QUEUE_TIMEOUT, delay_s))
 
     def blocked_by(
         self, request: AdmissionRequest, now: float = 0.0, *, due: bool = False

@@ -14,20 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.constraint import Constraint
-from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.precedence import QueueOrder
 from orch_sidecar.admission.prediction import forecast
 from orch_sidecar.admission.prediction.forecast import Place, Places
-from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason
+from tests.orch_sidecar.admission.bench import Bench
 from tests.orch_sidecar.admission.examples import (
-    BULK,
     STEP_TIME,
     bulk,
     class_rules,
@@ -217,29 +213,13 @@ def test_without_a_step_time_requests_start_at_the_rate_of_their_class() -> None
     assert core.place("i", 13.0) == Place(0, None), "none of its class has ended"
 
 
-class Line:
+class Line(Bench):
     """An order and what it looks at: 4 slots, and an aging bound of 10 s."""
 
-    def __init__(self, interactive_batch: int = 4) -> None:
-        self.ledger, self.queues = Ledger(), Queues()
-        self.ledger.slots_total = 4
-        service_times = ServiceTimes(self.ledger)
-        self.constraints = AdmissionConstraints(rules(), self.ledger, self.queues, service_times)
-        self.constraints.batch.limits = Limits(interactive_batch, 4, 4, True)
-        self.constraints.reserve.resized(4, interactive_batch)
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.limit(interactive=4, bulk=4, mixed=4)
         self.order = QueueOrder(self.constraints)
-
-    def run(self, request: AdmissionRequest) -> None:
-        name = f"running {self.ledger.lease_count}"
-        lease = self.ledger.grant(name, request, 0.0)
-        for each in self.constraints.granting[request.service_class is BULK]:
-            each.granted(lease, request, 0.0)
-
-    def wait(self, name: str, request: AdmissionRequest) -> None:
-        waiting = QueuedRequest(
-            name, request, 0.0, 60.0, Reason.QUEUE_TIMEOUT, self.constraints.reserve.clock.delay_s
-        )
-        self.queues.add(waiting)
 
     def next(self, now: float = 0.0) -> str | None:
         waiting = self.order.next(now)
@@ -249,13 +229,6 @@ class Line:
         self.constraints.set_kv(request)
         return self.order.blocking(request, now)
 
-    def pause(self, pause_s: float, now: float, *, offered: bool = False) -> None:
-        self.constraints.pause.begin(pause_s, now, offered=offered)
-
-    def delay(self) -> None:
-        """From 0 s on interactive requests take everything."""
-        self.constraints.reserve.clock.set_share(1.0, 0.0)
-
 
 def test_empty_queue_dispatches_nothing() -> None:
     line = Line()
@@ -264,7 +237,7 @@ def test_empty_queue_dispatches_nothing() -> None:
 
 def test_request_that_arrives_before_a_dispatch_waits_for_those_ahead() -> None:
     line = Line()
-    line.wait("b", bulk())
+    line.wait(bulk(), "b")
     assert line.order.blocked_by is None
     assert reason(line.blocks(bulk())) == "slot"
     assert line.blocks(interactive()) is None
@@ -273,14 +246,14 @@ def test_request_that_arrives_before_a_dispatch_waits_for_those_ahead() -> None:
 def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
     line = Line()
     line.constraints.reserve.interactive.slots = 4.0
-    line.run(interactive())
-    line.wait("b", bulk(3))
+    line.grant(interactive())
+    line.wait(bulk(3), "b")
     assert reason(line.blocks(bulk(3))) == "slot", "one of its class is ahead"
     assert reason(line.constraints.blocking(bulk(3), 0.0)) == "reserve"
-    line.delay()
-    line.wait("i", interactive(4))
+    line.constraints.reserve.clock.set_share(1.0, 0.0)  # interactive ones take all
+    line.wait(interactive(4), "i")
     assert line.next(10.0) == "b"
-    line.run(interactive())
+    line.grant(interactive())
     assert line.next(10.0) is None
     assert reason(line.order.blocked_by) == "slot"
     assert reason(line.blocks(interactive(), 10.0)) == "slot", "no other overtakes it now"
@@ -289,8 +262,8 @@ def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
 def test_offer_ends_a_pause_for_which_slots_are_claimed() -> None:
     line = Line()
     line.constraints.offers.sidecars = 2
-    line.wait("b", bulk(2))
-    line.pause(0.5, 0.0)
+    line.wait(bulk(2), "b")
+    line.constraints.pause.begin(0.5, 0.0, offered=False)
     assert line.next(0.1) is None
     assert (reason(line.order.blocked_by), line.order.changes_at(0.1)) == ("pause", 0.5)
     assert line.order.claim == Claim(2, urgent=False)
@@ -302,8 +275,8 @@ def test_rejection_under_an_offer_claims_no_slots_until_the_pause_has_ended() ->
     """The child lacks something else than slots: it would get offers again and again in vain."""
     line = Line()
     line.constraints.offers.sidecars = 2
-    line.wait("b", bulk(2))
-    line.pause(0.5, 0.0, offered=True)
+    line.wait(bulk(2), "b")
+    line.constraints.pause.begin(0.5, 0.0, offered=True)
     assert line.next(0.1) is None
     assert (reason(line.order.blocked_by), line.order.claim) == ("pause", None)
     assert line.next(0.5) == "b"
@@ -311,8 +284,8 @@ def test_rejection_under_an_offer_claims_no_slots_until_the_pause_has_ended() ->
 
 def test_the_time_of_a_delayed_request_is_foreseen() -> None:
     line = Line()
-    line.run(interactive(4))
-    line.wait("b", bulk())
+    line.grant(interactive(4))
+    line.wait(bulk(), "b")
     line.constraints.reserve.clock.set_share(0.5, 0.0)
     line.next(0.0)
     assert reason(line.order.blocked_by) == "slot"
@@ -324,10 +297,10 @@ def test_a_moment_that_was_foreseen_is_a_moment_at_which_it_is_so() -> None:
     """However the sums are rounded, also if the clock stands still from then on."""
     for hundredths in range(1, 400):
         line = Line()
-        line.run(interactive(4))
+        line.grant(interactive(4))
         line.constraints.reserve.clock.set_share(1.0, 0.0)
         line.constraints.reserve.clock.set_share(0.3, hundredths / 100)
-        line.wait("b", bulk())
+        line.wait(bulk(), "b")
         at = line.order.changes_at(hundredths / 100)
         assert at is not None
         line.constraints.reserve.clock.set_share(0.0, at)

@@ -26,14 +26,15 @@ from tests.orch_sidecar.admission.examples import (
 )
 
 
-def core_with(slots: int = 4, **changes: Any) -> AdmissionController:
-    """A step takes 10 ms and one for each sequence; a first token is due in 200 ms. Bulk requests
-    have run for so long that some of their work may be lost."""
+def core_with(slots: int = 4, lost_s: float | None = 10.0, **changes: Any) -> AdmissionController:
+    """A step takes 10 ms and one for each sequence; a first token is due in 200 ms. `lost_s`: work
+    that may be lost, in seconds of a slot; None: what the time allows."""
     values = {"reclaim": True} | changes
     of_rules = rules(class_rules(ttft_p95_ms=200.0), **values)
     core = core_of(slots, of_rules, step_time=STEP_TIME)
     core.reclaim.is_unseen = lambda _: True
-    core.reclaim._refill(0.0)
+    if lost_s is not None:
+        core.reclaim._allowed, core.reclaim._refill = lost_s, lambda now: None  # type: ignore[method-assign]
     return core
 
 
@@ -46,8 +47,6 @@ def full(core: AdmissionController, at: float = 20.0) -> None:
 def test_the_request_with_the_least_work_done_gives_its_slot() -> None:
     core = core_with()
     full(core)
-    core.reclaim._refill(10.0)
-    core.reclaim._allowed = 10.0
     assert isinstance(core.arrive("i", interactive(), 20.0), Queued)
     assert core.reclaim.take() == ["b3"]
     assert core.reclaim.take() == [], "each once"
@@ -61,7 +60,6 @@ def test_the_request_with_the_least_work_done_gives_its_slot() -> None:
 def test_no_request_gives_its_slot_while_another_sidecar_would_get_it() -> None:
     core = core_with()
     full(core)
-    core.reclaim._allowed = 10.0
     core.engine_reports(report(4, sidecars=2, contended=True, step_time=STEP_TIME), 20.0)
     assert reason_of(core.arrive("i", interactive(), 20.0)) is Reason.SLO_MISS
     assert core.reclaim.take() == []
@@ -70,7 +68,6 @@ def test_no_request_gives_its_slot_while_another_sidecar_would_get_it() -> None:
 def test_it_is_queued_again_before_all_that_came_later() -> None:
     core = core_with()
     full(core)
-    core.reclaim._allowed = 10.0
     core.arrive("later", bulk(max_tokens=10), 19.5)
     core.arrive("i", interactive(), 20.0)
     [name] = core.reclaim.take()
@@ -82,7 +79,6 @@ def test_it_is_queued_again_before_all_that_came_later() -> None:
 def test_nothing_is_taken_while_a_bulk_request_that_is_owed_slots_would_get_them() -> None:
     core = core_with(bulk_share=0.1)
     full(core)
-    core.reclaim._allowed = 10.0
     queue(core, bulk(max_tokens=1000), "waits", at=19.5)
     core.constraints.reserve.interactive.slots = 3.0
     core.constraints.reserve.guarantee.owed = 24.0
@@ -94,7 +90,6 @@ def test_no_request_is_taken_that_would_get_its_slots_again_at_once() -> None:
     """Bulk requests are owed more than the one that is taken would have to claim."""
     core = core_with(bulk_share=0.1)
     full(core)
-    core.reclaim._allowed = 10.0
     core.constraints.reserve.guarantee.owed = 24.0
     assert reason_of(core.arrive("i", interactive(max_tokens=600), 20.0)) is Reason.SLO_MISS
     assert core.reclaim.take() == []
@@ -105,7 +100,6 @@ def test_no_request_is_taken_that_interactive_traffic_has_delayed_by_the_bound()
     fill(core, interactive(max_tokens=5000), "i0")
     queue(core, bulk(max_tokens=1000), "b")
     assert granted(core.release("i0", 12.0, 5000)) == ["b"]
-    core.reclaim._allowed = 10.0
     assert reason_of(core.arrive("i1", interactive(max_tokens=300), 12.5)) is Reason.SLO_MISS
     assert core.reclaim.take() == []
 
@@ -116,7 +110,6 @@ def test_the_delay_before_it_gave_its_slots_counts() -> None:
     fill(core, interactive(max_tokens=1000), "i0")
     queue(core, first, "b")
     assert granted(core.release("i0", 8.0, 1000)) == ["b"]
-    core.reclaim._allowed = 10.0
     assert isinstance(core.arrive("i1", interactive(max_tokens=300), 8.5), Queued)
     assert core.reclaim.take() == ["b"]
     core.requeue(again, first, 0.5, 8.5)
@@ -135,7 +128,6 @@ def test_no_request_is_taken_that_has_a_time_limit_of_its_own(limited: Admission
     """It has its slots within that: it would be refused for the sake of another."""
     core = core_with(1)
     fill(core, limited, "b", at=17.0)
-    core.reclaim._allowed = 10.0
     assert reason_of(core.arrive("i", interactive(max_tokens=700), 18.0)) is Reason.SLO_MISS
     assert core.reclaim.take() == []
 
@@ -143,7 +135,6 @@ def test_no_request_is_taken_that_has_a_time_limit_of_its_own(limited: Admission
 def test_nothing_is_taken_where_bulk_requests_have_an_slo_of_their_first_token() -> None:
     core = core_with(1, bulk=class_rules(ttft_p95_ms=5000.0))
     fill(core, bulk(max_tokens=1000), "b", at=17.0)
-    core.reclaim._allowed = 10.0
     assert reason_of(core.arrive("i", interactive(max_tokens=700), 18.0)) is Reason.SLO_MISS
     assert core.reclaim.take() == []
 
@@ -155,7 +146,6 @@ def test_a_request_that_gave_its_slots_may_wait_as_long_again() -> None:
     fill(core, bulk(max_tokens=5300), "b0")
     queue(core, first, "b")
     assert granted(core.release("b0", 59.0, 5300)) == ["b"]
-    core.reclaim._allowed = 10.0
     assert isinstance(core.arrive("i", interactive(max_tokens=300), 59.5), Queued)
     assert core.reclaim.take() == ["b"]
     core.requeue("again", first, 0.5, 59.5)
@@ -174,7 +164,6 @@ def test_a_request_that_gave_its_slots_may_wait_as_long_again() -> None:
 def test_rules_can_forbid_it(changes: dict[str, Any], why: str) -> None:
     core = core_with(**changes)
     full(core)
-    core.reclaim._allowed = 10.0
     assert reason_of(core.arrive("i", interactive(), 20.0)) is Reason.SLO_MISS, why
     assert core.reclaim.take() == []
 
@@ -182,7 +171,6 @@ def test_rules_can_forbid_it(changes: dict[str, Any], why: str) -> None:
 def test_a_response_that_a_client_has_seen_is_left_alone() -> None:
     core = core_with()
     full(core)
-    core.reclaim._allowed = 10.0
     core.reclaim.is_unseen = lambda lease: lease == "b1"
     core.arrive("i", interactive(), 20.0)
     assert core.reclaim.take() == ["b1"]
@@ -191,7 +179,6 @@ def test_a_response_that_a_client_has_seen_is_left_alone() -> None:
 def test_no_request_is_taken_that_ends_in_time() -> None:
     core = core_with(1)
     fill(core, bulk(max_tokens=20), "b", at=19.9)
-    core.reclaim._allowed = 10.0
     core.arrive("i", interactive(max_tokens=1), 20.0)
     assert core.reclaim.take() == []
 
@@ -201,7 +188,6 @@ def test_nothing_is_taken_if_that_is_too_late_as_well() -> None:
     core = core_with(1)
     core.service_times.prompts.tokens_per_s = 1000.0
     fill(core, bulk(max_tokens=1000), "b", at=19.0)
-    core.reclaim._allowed = 10.0
     assert reason_of(core.arrive("i", interactive(prompt_tokens=170), 20.0)) is Reason.SLO_MISS
     assert core.reclaim.take() == []
     assert core.ledger.get("b") is not None, "it goes on"
@@ -210,7 +196,6 @@ def test_nothing_is_taken_if_that_is_too_late_as_well() -> None:
 def test_a_deadline_of_its_own_takes_nothing() -> None:
     core = core_with()
     full(core)
-    core.reclaim._allowed = 10.0
     refused = core.arrive("i", interactive(deadline_ms=100.0), 20.0)
     assert reason_of(refused) is Reason.DEADLINE_MISS
     assert core.reclaim.take() == []
@@ -236,7 +221,7 @@ def test_a_request_is_taken_at_most_twice() -> None:
 
 def test_what_is_lost_is_bounded_by_a_share_of_the_slots_time() -> None:
     """Over ten minutes interactive requests come that would all miss their SLO."""
-    core = core_with(4, bulk_share=0.1)
+    core = core_with(lost_s=None, bulk_share=0.1)
     lost, now, running = 0.0, 0.0, dict[str, float]()
     for number in range(1200):
         now = number / 2

@@ -87,3 +87,9 @@ def numbered(count: int) -> Iterable[Trace]:
 def batcher_of(transport: ScriptedTransport) -> SpanBatcher:
     """Returns a batcher of 12 spans, 6 in a batch."""
     return SpanBatcher(EXPORT, transport, joined)
+
+
+def offer(batcher: SpanBatcher, count: int, spans: int) -> None:
+    """Queues so many traces of so many spans each."""
+    for trace in numbered(count):
+        batcher.queue.offer(trace, spans)

@@ -38,6 +38,7 @@ from tests.orch_sidecar.observability.otlp.scripted import (
     batcher_of,
     joined,
     numbered,
+    offer,
     throttled,
 )
 
@@ -51,8 +52,7 @@ def now() -> float:
 async def test_batch_is_exported_as_soon_as_it_is_complete() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    for trace in numbered(3):
-        batcher.queue.offer(trace, 3)
+    offer(batcher, 3, 3)
     await asyncio.sleep(1)
     assert (transport.times, transport.requests) == ([0.0], [b"0,1"])
     await asyncio.sleep(10)
@@ -134,8 +134,7 @@ async def test_counts_are_those_of_the_collectors_answers() -> None:
 async def test_export_that_times_out_is_undelivered_and_the_next_one_is_tried() -> None:
     transport = ScriptedTransport(10.0, RETRY, DELIVERED)
     batcher = batcher_of(transport)
-    for trace in numbered(2):
-        batcher.queue.offer(trace, 6)
+    offer(batcher, 2, 6)
     await asyncio.sleep(60)
     assert transport.times == [0.0, 10.0]
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"undelivered": 6})
@@ -164,8 +163,7 @@ async def test_fault_of_the_encoder_costs_its_batch() -> None:
 
     transport = ScriptedTransport(DELIVERED)
     batcher = SpanBatcher(EXPORT, transport, request)
-    for trace in numbered(2):
-        batcher.queue.offer(trace, 6)
+    offer(batcher, 2, 6)
     await batcher.close(5)
     assert transport.requests == [b"1"]
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"invalid": 6})
@@ -215,8 +213,7 @@ async def test_fault_of_the_transport_costs_its_batch() -> None:
 
     transport = Faulty(DELIVERED)
     batcher = batcher_of(transport)
-    for trace in numbered(2):
-        batcher.queue.offer(trace, 6)
+    offer(batcher, 2, 6)
     await batcher.close(5)
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"undelivered": 6})
 
@@ -224,8 +221,7 @@ async def test_fault_of_the_transport_costs_its_batch() -> None:
 async def test_close_exports_what_is_queued_at_once() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    for trace in numbered(4):
-        batcher.queue.offer(trace, 3)
+    offer(batcher, 4, 3)
     await batcher.close(5)
     assert transport.requests == [b"0,1", b"2,3"]
     assert (now(), batcher.counts.exported, transport.closed) == (0.0, 12, True)
@@ -242,8 +238,7 @@ async def test_close_without_traces_closes_the_transport() -> None:
 async def test_close_ends_with_its_time_and_counts_what_was_not_delivered() -> None:
     transport = ScriptedTransport(100.0)
     batcher = batcher_of(transport)
-    for trace in numbered(4):
-        batcher.queue.offer(trace, 3)
+    offer(batcher, 4, 3)
     await batcher.close(4)
     assert (now(), transport.closed, transport.sending) == (4.0, True, 0)
     assert batcher.counts.dropped == NONE | {"undelivered": 12}
@@ -253,8 +248,7 @@ async def test_close_ends_with_its_time_and_counts_what_was_not_delivered() -> N
 async def test_close_does_not_wait_for_a_retry() -> None:
     transport = ScriptedTransport(RETRY)
     batcher = batcher_of(transport)
-    for trace in numbered(4):
-        batcher.queue.offer(trace, 3)
+    offer(batcher, 4, 3)
     await asyncio.sleep(0.1)
     assert len(transport.sent) == 1
     await batcher.close(5)
