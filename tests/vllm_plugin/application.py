@@ -74,6 +74,7 @@ class Engine:
     app: FastAPI = field(default_factory=FastAPI)
     client: EngineClient = field(default_factory=EngineClient)
     models: Models = field(default_factory=Models)
+    calls: list[Call] = field(default_factory=list)
 
     async def start(self) -> None:
         plugin = CapabilitiesEndpoint(
@@ -84,7 +85,8 @@ class Engine:
         await plugin.init_state(self.client, self.app.state, None)
 
     def call(self, method: str, path: str) -> Call:
-        return Call(self.app, method, path)
+        self.calls.append(Call(self.app, method, path))
+        return self.calls[-1]
 
     async def stream(self, path: str = STREAM) -> tuple[Call, dict[str, Any]]:
         """Opens a stream, and returns it with its first state."""
@@ -95,7 +97,8 @@ class Engine:
         assert first[0] == "state"
         return call, first[1]
 
-    async def stop(self, call: Call) -> None:
+    async def stop(self) -> None:
+        """Ends all streams."""
         self.client.is_running = False
-        await asyncio.wait_for(call.task, HANG_S)
+        await asyncio.wait_for(asyncio.gather(*(call.task for call in self.calls)), HANG_S)
         assert self.engine_state._subscribers == set()

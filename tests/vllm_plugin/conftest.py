@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from tests.vllm_plugin.application import Engine
@@ -9,10 +11,11 @@ from vllm_plugin import endpoint
 
 
 @pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Returns an application with the endpoint; its streams check often whether to end."""
+async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
+    """An application with the endpoint; its streams check often whether to end."""
     monkeypatch.setattr(endpoint, "CHECK_EVERY_S", 0.02)
     monkeypatch.setattr(endpoint, "_FLUSH_S", 0.02)
     engine = Engine()
     await engine.start()
-    return engine
+    yield engine
+    await engine.stop()

@@ -138,14 +138,13 @@ async def test_revocation_of_an_invalid_lease_is_a_bad_request(engine: Engine, l
 async def test_claim_of_a_sidecar_that_reads_the_state_is_kept(
     engine: Engine, body: bytes, claim: Claim | None
 ) -> None:
-    stream, first = await engine.stream()
+    _, first = await engine.stream()
     assert (first["sidecars"], first["contended"], first["claim"]) == (1, False, None)
     engine.engine_state.enter(lease_of(THEM, cost=8))
     engine.engine_state.claim(US, ClaimCall(Claim(1, urgent=False)))
     call = Call(engine.app, "PUT", f"{CLAIMS_PATH}{US}", body=body)
     assert await call.status() == 204
     assert engine.engine_state.claims.claim_of(US) == claim
-    await engine.stop(stream)
 
 
 async def test_claim_of_a_sidecar_that_does_not_read_the_state_is_a_conflict(
@@ -263,7 +262,6 @@ async def test_load_and_unload_of_an_adapter_are_changes_of_the_stream(engine: E
         change = await call.event_named("change")
         assert change.pop("observed_at")
         assert change == {"models": models}
-    await engine.stop(call)
 
 
 async def test_adapter_that_a_resolver_loads_is_noticed_without_a_call(engine: Engine) -> None:
@@ -272,7 +270,6 @@ async def test_adapter_that_a_resolver_loads_is_noticed_without_a_call(engine: E
     call, _ = await engine.stream()
     engine.models.lora_requests["found"] = object()
     assert (await call.event_named("change"))["models"] == ["tiny", "alias", "found"]
-    await engine.stop(call)
 
 
 def test_subscribers_are_woken_only_by_other_names() -> None:

@@ -67,7 +67,6 @@ async def test_sidecar_of_another_minor_version_is_offered_slots(
     assert state.enter(lease_of(US, 1, cost=2)) is Rejected.NO_SLOT
     state.leave(full)
     assert (await call.event_named("offer"))["cost"] == 2
-    await engine.stop(call)
 
 
 async def test_sidecar_that_names_no_version_is_sent_no_event_that_it_does_not_know(
@@ -95,4 +94,3 @@ async def test_sidecar_that_names_no_version_is_sent_no_event_that_it_does_not_k
             names.add(event[0])
     assert names <= {"change", "heartbeat", "ended"}
     assert isinstance(state.enter(lease_of(US, 2, cost=2)), int)
-    await engine.stop(call)

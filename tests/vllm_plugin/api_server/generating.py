@@ -36,7 +36,7 @@ class GeneratingApp:
         self.order: list[str] = []
         self.lives = True
         self.app = tracked(self.generate, self.engine_state, lambda: self.lives)
-        self.subscriber = Subscriber(US, lambda: None)
+        self.subscriber = Subscriber(US, lambda: self.order.append("reported"))
         self.engine_state.subscribe(self.subscriber)
 
     async def generate(self, scope: Any, receive: Any, send: Any) -> None:
@@ -77,6 +77,12 @@ class GeneratingApp:
         if traceparent is not None:
             headers["traceparent"] = traceparent
         return Call(self.app, "POST", path, headers, root_path=root_path)
+
+    async def begun(self) -> Call:
+        """A call that has entered."""
+        call = self.call()
+        await self.entered.wait()
+        return call
 
     async def settled(self) -> None:
         for _ in range(ABORT_TURNS + 2):

@@ -27,8 +27,7 @@ async def engine() -> GeneratingApp:
 
 
 async def test_request_is_counted_while_it_generates(engine: GeneratingApp) -> None:
-    call = engine.call()
-    await engine.entered.wait()
+    call = await engine.begun()
     assert engine.engine_state.leases.of(US) == [LEASE]
     assert engine.engine_state.leases.leased() == 4
     engine.go_on.set()
@@ -42,9 +41,7 @@ async def test_response_after_a_disconnect_does_not_end_the_lease_early(
     engine: GeneratingApp,
 ) -> None:
     """vLLM's handler answers `null` to the disconnected client before its task has ended."""
-    engine.subscriber.wake = lambda: engine.order.append("reported")
-    call = engine.call()
-    await engine.entered.wait()
+    call = await engine.begun()
     call.disconnect()
     await engine.settled()
     engine.order.clear()
@@ -113,8 +110,7 @@ async def test_spent_lease_is_rejected(engine: GeneratingApp) -> None:
 
 async def test_failing_handler_releases_its_lease(engine: GeneratingApp) -> None:
     engine.fails = True
-    call = engine.call()
-    await engine.entered.wait()
+    call = await engine.begun()
     engine.go_on.set()
     with pytest.raises(RuntimeError, match="the handler failed"):
         await call.task
@@ -127,9 +123,7 @@ async def test_end_of_a_cancelled_request_is_reported_after_its_abort(
     engine: GeneratingApp,
 ) -> None:
     """A request admitted in its place must follow the abort in the engine's channel."""
-    engine.subscriber.wake = lambda: engine.order.append("reported")
-    call = engine.call()
-    await engine.entered.wait()
+    call = await engine.begun()
     engine.order.clear()
     call.task.cancel()
     await engine.settled()
@@ -142,8 +136,7 @@ async def test_end_of_a_cancelled_request_is_reported_after_its_abort(
 async def test_second_cancellation_leaves_no_request_behind(
     engine: GeneratingApp, turns: int
 ) -> None:
-    call = engine.call()
-    await engine.entered.wait()
+    call = await engine.begun()
     call.task.cancel()
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -185,9 +178,9 @@ async def test_report_is_expected_once_the_request_body_is_complete() -> None:
     assert engine_state.heartbeat_fields(hour_later_s)["state"] == "ready"
 
 
-async def end_of(call: Call, engine: GeneratingApp) -> None:
+async def end_of(engine: GeneratingApp) -> None:
     """Lets a call end that has entered; `order` has what happens from then on."""
-    await engine.entered.wait()
+    call = await engine.begun()
     engine.order.clear()
     engine.go_on.set()
     await call.task
@@ -197,9 +190,7 @@ async def test_end_of_a_complete_response_is_booked_before_it_is_sent(
     engine: GeneratingApp,
 ) -> None:
     """So that its sidecar finds the slots free for the next request."""
-    engine.subscriber.wake = lambda: engine.order.append("reported")
-    call = engine.call()
-    await end_of(call, engine)
+    await end_of(engine)
     assert engine.order[:2] == ["reported", "sent"]
     await engine.settled()
     assert engine.subscriber.ended == [LEASE], "once"
@@ -213,9 +204,7 @@ async def test_rejection_of_several_sequences_is_booked_after_their_abort(
     """One of several prompts is too long, or failed: vLLM may have begun the others, and aborts
     them in the next turns of the loop."""
     engine.status = status
-    engine.subscriber.wake = lambda: engine.order.append("reported")
-    call = engine.call()
-    await end_of(call, engine)
+    await end_of(engine)
     await engine.settled()
     assert engine.order == ["sent", "aborted in the engine", "reported"]
 
