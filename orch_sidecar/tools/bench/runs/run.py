@@ -10,7 +10,6 @@ import secrets
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
@@ -43,63 +42,43 @@ from orch_sidecar.tools.bench.runs.loadgen import Loadgen
 from orch_sidecar.tools.bench.runs.work import requests_of, sending, warm_up_of, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.terminal import Progress, print_error
-
-_BUSY: Final = "the engine is not idle before the run: it serves requests of others"
-
-
-class _Disturbed(Exception):
-    """Others use the engine; the message says how."""
+from orch_sidecar.tools.terminal import Progress
 
 
 async def measure(plan: Plan) -> Result:
-    """Runs the plan. If it is cancelled, it ends early with the result of what was measured.
+    """Runs the plan. If it is cancelled, it ends early with the result of what was measured, as it
+    does within seconds of a request of others.
 
-    A request of others ends a run within seconds, and it begins again, with other prompts in an
-    empty cache, up to `plan.restarts` times. Raises Unavailable for a plan that cannot be measured
-    at its endpoint; Interrupted where nothing was measured yet; ValueError for a schedule that is
-    too long.
+    Raises Unavailable for a plan that cannot be measured at its endpoint; Interrupted where nothing
+    was measured yet; ValueError for a schedule that is too long.
     """
     with interruptible():
-        for left in range(plan.restarts, 0, -1):
-            try:
-                return await _measure_once(plan, is_last=False)
-            except _Disturbed as others:
-                again = f"the run begins again ({left} of {plan.restarts} times left)"
-                print_error(f"{others}; {again}")
-        return await _measure_once(plan, is_last=True)
-
-
-async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
-    """Runs the plan as `measure` does. Raises _Disturbed, unless `is_last`."""
-    due_s = schedule(plan.scenario)
-    first = await read_capabilities(plan.endpoint)
-    _check_measurable(plan, first)
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
-    secret = secrets.token_hex(16)
-    # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
-    salted = plan.ignore_eos or first is not None
-    plan = replace(plan, scenario=replace(plan.scenario, cache_salt=name if salted else None))
-    sent = sending(plan, name, secret)
-    with Progress("warming up"):
-        before = await _warm_up(sent, first)
-    if before is not None and not before.idle:
-        raise (Unavailable if is_last else _Disturbed)(_BUSY)
-    statements = StatementsOfRun(plan.endpoint, name, before)
-    await statements.begin()
-    began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
-    await _load(record, sent, due_s)
-    if record.disturbed and not is_last:
-        raise _Disturbed(record.disturbed)
-    record.evidence = EvidenceDocument(missing="interrupted before the engine's statement")
-    try:
-        with Progress("waiting for the engine's report"), interruptible():
-            await _read_afterwards(record)
-            record.evidence = await statements.end()
-    except Interrupted:
-        record.stopped = True
-    return result_of(record)
+        due_s = schedule(plan.scenario)
+        first = await read_capabilities(plan.endpoint)
+        _check_measurable(plan, first)
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
+        secret = secrets.token_hex(16)
+        # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
+        salted = plan.ignore_eos or first is not None
+        plan = replace(plan, scenario=replace(plan.scenario, cache_salt=name if salted else None))
+        sent = sending(plan, name, secret)
+        with Progress("warming up"):
+            before = await _warm_up(sent, first)
+        if before is not None and not before.idle:
+            raise Unavailable("the engine is not idle before the run: it serves requests of others")
+        statements = StatementsOfRun(plan.endpoint, name, before)
+        await statements.begin()
+        began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
+        await _load(record, sent, due_s)
+        record.evidence = EvidenceDocument(missing="interrupted before the engine's statement")
+        try:
+            with Progress("waiting for the engine's report"), interruptible():
+                await _read_afterwards(record)
+                record.evidence = await statements.end()
+        except Interrupted:
+            record.stopped = True
+        return result_of(record)
 
 
 async def _load(record: RunRecord, plan: Plan, due_s: tuple[float, ...]) -> None:
