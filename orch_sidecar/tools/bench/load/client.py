@@ -17,7 +17,7 @@ from orch_sidecar.api import usage
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request, shown
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.wire import event_stream
-from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
+from orch_sidecar.wire.engine_connection import ConnectionPool
 from orch_sidecar.wire.http1 import Body, FramingError, Head, body_of, parse_head
 
 _MOST_BYTES: Final = 64 * 2**20  # of an event, or of a line
@@ -134,8 +134,8 @@ class Response:
     be used again then.
     """
 
-    def __init__(self, call: Call, now: Callable[[], float]) -> None:
-        self._call, self._now = call, now
+    def __init__(self, call: Call, request: Request, now: Callable[[], float]) -> None:
+        self._call, self._request, self._now = call, request, now
         self._body: Body | None = None
         self._keep_alive = False
         self._buffer = b""  # an incomplete head
@@ -154,7 +154,7 @@ class Response:
         try:
             payload = self._payload(data)
         except FramingError as error:
-            self.end(Fate.FAILED, f"the response is not valid HTTP: {error}")
+            self._end(Fate.FAILED, f"the response is not valid HTTP: {error}")
             return
         if self._events is not None:
             self._events.feed(payload, at_s)
@@ -169,15 +169,14 @@ class Response:
         elif self._body is not None and not self._body.delimits_itself and error is None:
             self._finish(self._now())
         else:
-            self.end(Fate.FAILED, _LOST)
+            self._end(Fate.FAILED, _LOST)
 
-    def end(self, fate: Fate, why: str = "", at_s: float | None = None) -> None:
+    def _end(self, fate: Fate, why: str = "", at_s: float | None = None) -> None:
         """Records the outcome."""
         call = self._call
         call.fate, call.why = fate, why
         call.ended_s = self._now() if at_s is None else at_s
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self.ended.set_result(None)
 
     def _payload(self, data: bytes) -> bytes:
         """Returns what these bytes have of the body. Raises FramingError."""
@@ -218,30 +217,18 @@ class Response:
                 call.output_tokens, call.counted_by_events = len(call.event_s), True
             # The usage, [DONE] and the end of HTTP come after the last token.
             at_s = at_s if events.last_s is None else events.last_s
-        self.end(fate, why, at_s)
+        if fate is Fate.ANSWERED:
+            self._check_length()
+        self._end(fate, why, at_s)
 
-
-async def exchange(
-    connection: EngineConnection, call: Call, message: bytes, now: Callable[[], float]
-) -> bool:
-    """Sends a request and returns when its response has ended: whether the connection is reusable.
-
-    Cancellation closes the connection and marks the call as cut.
-    """
-    response = Response(call, now)
-    if not connection.open:
-        response.end(Fate.FAILED, _LOST)
-        return False
-    connection.send(response, message)
-    try:
-        await response.ended
-    except asyncio.CancelledError:
-        response.end(Fate.CUT)
-        raise
-    finally:
-        if not response.reusable:
-            connection.close()
-    return response.reusable
+    def _check_length(self) -> None:
+        """Compares the token counts with the request, which has a prompt length not reported."""
+        call, request = self._call, self._request
+        if call.input_tokens is None:
+            call.input_tokens = request.input_tokens
+        call.length_as_requested = request.input_tokens in (None, call.input_tokens) and (
+            request.output_tokens in (None, call.output_tokens)
+        )
 
 
 class Client:
@@ -253,7 +240,10 @@ class Client:
         self._connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
 
     async def run(self, call: Call, request: Request) -> None:
-        """Sends a request, and returns when it has ended."""
+        """Sends a request, and returns when it has ended.
+
+        If that is cancelled, it closes the connection, and the call has no outcome.
+        """
         began_s = self._now()
         connection = self._pool.take()
         if connection is None:
@@ -267,20 +257,18 @@ class Client:
                 call.why = f"connection failed: {shown(why)}"
                 return
         call.sent_s = began_s
-        if await exchange(connection, call, request.message, self._now):
-            self._pool.give_back(connection)
-        _check_length(call, request)
+        response = Response(call, request, self._now)
+        if connection.open:
+            connection.send(response, request.message)
+        else:
+            response.lost(None)
+        try:
+            await response.ended
+        finally:
+            if response.reusable:
+                self._pool.give_back(connection)
+            else:
+                connection.close()
 
     def close(self) -> None:
         self._pool.close()
-
-
-def _check_length(call: Call, request: Request) -> None:
-    """Compares the token counts with the request, which supplies an unreported prompt length."""
-    if call.fate is not Fate.ANSWERED:
-        return
-    if call.input_tokens is None:
-        call.input_tokens = request.input_tokens
-    call.length_as_requested = request.input_tokens in (None, call.input_tokens) and (
-        request.output_tokens in (None, call.output_tokens)
-    )

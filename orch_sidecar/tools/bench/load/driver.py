@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -19,6 +18,7 @@ from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.call import TIME_DIGITS, Call, ClientHealth, Fate, Request
 from orch_sidecar.tools.bench.load.client import Client
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.wire.client_connections import raise_descriptor_limit
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -88,16 +88,6 @@ _SAMPLE_INTERVAL_S: Final = 0.02
 
 # A client that is rejected at once must not retry in a tight loop.
 RETRY_DELAY_S: Final = 0.5
-
-_MANY_FILES: Final = 65_536
-
-
-def raise_file_limit() -> None:
-    """Raises the soft limit on open files: each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Without a hard limit the kernel still has a maximum per process.
-    most = max(soft, _MANY_FILES) if hard == resource.RLIM_INFINITY else hard
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager
@@ -173,7 +163,7 @@ class LoadGenerator:
 
     async def run(self, work: Work) -> None:
         """Performs the work, whose start is second 0."""
-        raise_file_limit()
+        raise_descriptor_limit()  # each connection is one
         with without_collection():
             cpu_s, self._began_s = time.process_time(), time.perf_counter()
             watch = asyncio.create_task(self._sample_lag())

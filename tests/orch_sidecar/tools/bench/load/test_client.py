@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.load.call import Call, Fate
-from orch_sidecar.tools.bench.load.client import exchange
-from orch_sidecar.wire.engine_connection import EngineConnection
+from orch_sidecar.tools.bench.load.call import Call, Fate, Request
+from orch_sidecar.tools.bench.load.client import Client
+from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.tools.bench.load.test_stream import ANSWER
 from tests.patience import HANG_S
@@ -47,13 +48,22 @@ def chunks(*payloads: bytes) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in payloads) + b"0\r\n\r\n"
 
 
+def running(
+    connection: EngineConnection, call: Call, now: Callable[[], float] = lambda: 1.0
+) -> tuple[asyncio.Task[None], Client]:
+    """A request that is sent on this connection."""
+    client = Client(Endpoint.of("http://127.0.0.1:1", None, {}), now)
+    client._pool.give_back(connection)
+    return asyncio.create_task(client.run(call, Request(b"POST"))), client
+
+
 async def made_of(parts: Iterable[bytes], *, lost: Exception | bool | None = False) -> Call:
     """The call when these bytes have come, one part a second, and perhaps the end."""
-    ticks = count()
+    ticks = count(-1)  # when it is sent
     connection = EngineConnection()
     wire = Wire(connection)
-    call = Call(due_s=0.0, sent_s=0.0)
-    running = asyncio.create_task(exchange(connection, call, b"POST", lambda: float(next(ticks))))
+    call = Call(due_s=0.0)
+    sending, _ = running(connection, call, lambda: float(next(ticks)))
     await asyncio.sleep(0)
     assert wire.written == b"POST"
     for part in parts:
@@ -61,7 +71,7 @@ async def made_of(parts: Iterable[bytes], *, lost: Exception | bool | None = Fal
     if not isinstance(lost, bool):
         connection.connection_lost(lost)
     async with asyncio.timeout(HANG_S):
-        await running
+        await sending
     return call
 
 
@@ -198,49 +208,50 @@ async def test_server_timing_without_a_queue_is_ignored(timing: bytes) -> None:
     assert call.queue_ms is None
 
 
-async def test_call_that_is_cancelled_is_cut_and_its_connection_closed() -> None:
+async def test_call_that_is_cancelled_has_no_outcome_and_its_connection_is_closed() -> None:
     connection = EngineConnection()
     wire = Wire(connection)
-    call = Call(due_s=0.0, sent_s=0.0)
-    running = asyncio.create_task(exchange(connection, call, b"POST", lambda: 1.0))
+    call = Call()
+    sending, _ = running(connection, call)
     await asyncio.sleep(0)
     connection.data_received(HEAD + b"\r\n" + ANSWER[:100])  # one that ends with its connection
-    running.cancel()
+    sending.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await running
-    assert (call.fate, wire.closed, connection.open) == (Fate.CUT, True, False)
+        await sending
+    assert (call.fate, wire.closed, connection.open) == (Fate.PENDING, True, False)
     await asyncio.sleep(0)  # the loss of the connection is reported, and concerns no request
-    assert call.fate is Fate.CUT
+    assert call.fate is Fate.PENDING
 
 
-async def test_unsolicited_bytes_close_the_connection() -> None:
-    connection = EngineConnection()
-    wire = Wire(connection)
-    running = asyncio.create_task(exchange(connection, Call(sent_s=0.0), b"POST", lambda: 1.0))
-    await asyncio.sleep(0)
-    connection.data_received(CHUNKED + chunks(ANSWER))
-    connection.data_received(CHUNKED)
-    assert await running is False
-    assert wire.closed
-
-
-@pytest.mark.parametrize(("field", "kept"), [(b"keep-alive", True), (b"close", False)])
-async def test_connection_is_kept_unless_the_server_closes_it(field: bytes, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("field", "more", "kept"),
+    [(b"keep-alive", b"", True), (b"close", b"", False), (b"keep-alive", CHUNKED, False)],
+)
+async def test_connection_is_kept_unless_the_server_closes_it_or_sends_what_nobody_asked_for(
+    field: bytes, more: bytes, kept: bool
+) -> None:
     connection = EngineConnection()
     Wire(connection)
-    running = asyncio.create_task(exchange(connection, Call(sent_s=0.0), b"POST", lambda: 1.0))
+    sending, client = running(connection, Call())
     await asyncio.sleep(0)
     connection.data_received(
         CHUNKED.replace(b"Server-Timing", b"Connection: " + field + b"\r\nX") + chunks(ANSWER)
     )
-    await running
+    if more:
+        connection.data_received(more)
+    await sending
     assert connection.open is kept
+    assert (client._pool.take() is connection) is kept
 
 
-async def test_connection_that_was_lost_meanwhile_fails_the_call() -> None:
-    connection = EngineConnection()
-    Wire(connection)
-    connection.connection_lost(None)
-    call = Call(sent_s=0.0)
-    await exchange(connection, call, b"POST", lambda: 1.0)
+async def test_connection_that_was_lost_meanwhile_fails_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def acquired(pool: ConnectionPool) -> EngineConnection:
+        return EngineConnection()
+
+    monkeypatch.setattr(ConnectionPool, "acquire", acquired)
+    call = Call()
+    sending, _ = running(EngineConnection(), call)
+    await sending
     assert (call.fate, call.why) == (Fate.FAILED, "the connection was lost")
