@@ -38,7 +38,7 @@ from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evide
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.tables.row import Label, Row
+from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.terminal import escape_unencodable_output
 
 _DESCRIPTION: Final = """Measures an OpenAI endpoint and judges whether the figures are valid.
@@ -148,7 +148,7 @@ def report(found: Result | Sweep, options: argparse.Namespace) -> int:
     done = [written("result", output, lambda: files.write(output, f"{text}\n"))]
     for result in results if options.facts is not None else ():
         which = f", concurrency {result.scenario.clients}" if swept else ""
-        added = written(f"row{which}", options.facts, partial(_add, result, options.facts))
+        added = written(f"row{which}", options.facts, partial(add_row, result, options.facts))
         done += [] if swept else [added]  # one client of a sweep makes no row
         if added and (missing := result.evidence.missing):
             print(f"  without evidence: {missing}")
@@ -159,20 +159,15 @@ def report(found: Result | Sweep, options: argparse.Namespace) -> int:
     return 0 if all(done) and found.is_sound else 1
 
 
-def _add(result: Result, facts: Path) -> None:
-    """Appends a row to the table, with its evidence beside it."""
-    files.append(facts, [with_evidence(row_of(result), result, facts)])
+def add_row(result: Result, facts: Path) -> None:
+    """Appends the row of a result to a table, and notes in it the evidence, written beside.
 
-
-def with_evidence(row: Row, result: Result, facts: Path) -> Row:
-    """Writes the evidence of a result, and returns the row with the note that names it.
-
-    A result without evidence leaves the row as it is, and so does a row that no table would take.
-    Raises OSError.
+    Without evidence there is no such note; a row that no table would take leaves no file. Raises
+    OSError, Unavailable and ValueError.
     """
-    if result.evidence.signed is None or invalid_fields(row):
-        return row
-    measured = result.model_dump(mode="json", exclude=UNUSED)
-    content, named = evidence_of(result.evidence.signed, row, measured)
-    files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)
-    return named
+    row, signed = row_of(result), result.evidence.signed
+    if signed is not None and not invalid_fields(row):
+        measured = result.model_dump(mode="json", exclude=UNUSED)
+        content, row = evidence_of(signed, row, measured)
+        files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)
+    files.append(facts, [row])

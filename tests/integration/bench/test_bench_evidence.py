@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.tools.bench.cli import with_evidence
-from orch_sidecar.tools.bench.results.result import Result, Status, row_of
+from orch_sidecar.tools.bench.cli import add_row
+from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.facts.tables import files
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import CLOSED, SINGLE, measured, url_of
@@ -45,7 +44,7 @@ def signing(engine: ScriptedEngine, operator_key: Path) -> Signing:
 def kept(result: Result, folder: Path) -> Path:
     """The table with the row of a result."""
     table = folder / "tps_model_gpu.csv"
-    files.append(table, [with_evidence(row_of(result), result, table)])
+    add_row(result, table)
     return table
 
 
@@ -97,8 +96,9 @@ async def test_row_that_no_table_takes_leaves_no_evidence(
     signing: Signing, start: Start, tmp_path: Path
 ) -> None:
     result = await measured(url_of(await start()), CLOSED)
-    row = replace(row_of(result), gpu="=1+1")
-    assert with_evidence(row, result, tmp_path / "facts.csv") == row
+    engine = result.engine.model_copy(update={"gpu": "=1+1"})
+    with pytest.raises(ValueError, match="gpu"):
+        add_row(result.model_copy(update={"engine": engine}), tmp_path / "facts.csv")
     assert names_in(tmp_path) == ["operator.pem", "trusted.yaml"]
 
 

@@ -23,7 +23,6 @@ from orch_sidecar.tools.bench.decode.result import (
     Config,
     DecodeResult,
     Run,
-    fit_of,
     points_of,
     run_figures,
 )
@@ -31,6 +30,7 @@ from orch_sidecar.tools.bench.decode.schedule import run_schedule
 from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.reports import add_report, write_report
+from orch_sidecar.tools.bench.results.sweep import fit
 from orch_sidecar.tools.drawing.picture import require
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.tables import files
@@ -125,7 +125,8 @@ def _measured(options: argparse.Namespace) -> DecodeResult:
             run_step = bench.warmed_up(options.sweep)
             steps = [run_step(batch) for batch in _turns(options.sweep, options.steps)]
         points = points_of(steps)
-        return DecodeResult(config, device.info, points=points, fit=fit_of(points))
+        curve = fit([(point.batch, point.step_ms.p50) for point in points])
+        return DecodeResult(config, device.info, points=points, fit=curve)
     if options.nreq is None:
         seconds = BUDGET_S / len(options.window_ms)
         config = replace(config, nreq=bench.requests_within(seconds, config.tokens, NREQ))

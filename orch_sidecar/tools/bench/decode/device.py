@@ -39,10 +39,6 @@ class Device:
     info: DeviceInfo
     free_bytes: int | None
 
-    @property
-    def shape(self) -> Shape:
-        return self.info.shape
-
 
 def open_device(work: int | None = None) -> Device:
     """Opens a GPU if torch finds one, else the CPU.

@@ -44,7 +44,7 @@ class Kernel:
     """
 
     def __init__(self, device: Device, bmax: int, seed: int) -> None:
-        self._torch, self._shape = device.torch, device.shape
+        self._torch, self._shape = device.torch, device.info.shape
         self._oldest = 0
         place = {"device": device.place, "dtype": device.dtype}
         random = device.torch.Generator(device.place).manual_seed(seed)
@@ -55,7 +55,7 @@ class Kernel:
         def weight(outputs: int, inputs: int) -> Tensor:
             return normal(outputs, inputs, deviation=inputs**-0.5)
 
-        shape, hidden = device.shape, device.shape.hidden
+        shape, hidden = self._shape, self._shape.hidden
         self._layers = [
             _Layer(
                 qkv=weight(hidden + 2 * shape.kv_width, hidden),

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep
 from orch_sidecar.tools.bench.decode.shape import Shape
-from orch_sidecar.tools.bench.results.sweep import Fit, fit
+from orch_sidecar.tools.bench.results.sweep import Fit
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals, figures, spread
 
 # A batch beyond this is a damaged file.
@@ -122,11 +122,6 @@ def run_figures(window_ms: float, outcome: Outcome) -> Run:
         points=points_of(timed),
         gap_ms=_gaps(timed),
     )
-
-
-def fit_of(points: Sequence[Point]) -> Fit | None:
-    """Returns the curve of the medians."""
-    return fit([(point.batch, point.step_ms.p50) for point in points])
 
 
 def points_of(timed: Sequence[TimedStep]) -> tuple[Point, ...]:

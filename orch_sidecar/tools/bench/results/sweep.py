@@ -13,7 +13,7 @@ fit, have no speed-up, and are never what the speed-up of others is relative to.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Annotated, Final, Literal
 
@@ -137,7 +137,19 @@ class Sweep(Document):
     @property
     def points(self) -> list[Point]:
         """What was measured at each concurrency, but where nothing was answered."""
-        return list(_points(self.results))
+        points: list[Point] = []
+        first: tuple[int, float] | None = None
+        for result in self.results:
+            figures, clients = result.figures, result.scenario.clients
+            if figures is None or clients is None or not figures.tokens_per_s:
+                continue
+            speed_up = efficiency = None
+            if result.is_sound:
+                first = first or (clients, figures.tokens_per_s)
+                ratio = figures.tokens_per_s / first[1]
+                speed_up, efficiency = round(ratio, 4), round(ratio * first[0] / clients, 4)
+            points.append(Point(result, figures, clients, speed_up, efficiency))
+        return points
 
     @property
     def is_sound(self) -> bool:
@@ -150,26 +162,12 @@ def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
 
     `ended_by`: why concurrencies are missing, if any.
     """
-    marked = [_unbatched(result) for result in results]
+    found = Sweep(ended_by=ended_by, fit=None, results=[_unbatched(result) for result in results])
     # By batch, not by clients: more clients than slots do not enlarge the batch.
-    sound = (point for point in _points(marked) if point.result.is_sound)
-    found = fit([(point.batch, ms) for point in sound if (ms := point.tpot_p50_ms)])
-    rounded = found and Fit(*(round(each, 4) for each in astuple(found)))
-    return Sweep(ended_by=ended_by, fit=rounded, results=marked)
-
-
-def _points(results: Sequence[Result]) -> Iterator[Point]:
-    first: tuple[int, float] | None = None
-    for result in results:
-        figures, clients = result.figures, result.scenario.clients
-        if figures is None or clients is None or not figures.tokens_per_s:
-            continue
-        speed_up = efficiency = None
-        if result.is_sound:
-            first = first or (clients, figures.tokens_per_s)
-            ratio = figures.tokens_per_s / first[1]
-            speed_up, efficiency = round(ratio, 4), round(ratio * first[0] / clients, 4)
-        yield Point(result, figures, clients, speed_up, efficiency)
+    sound = (point for point in found.points if point.result.is_sound)
+    curve = fit([(point.batch, ms) for point in sound if (ms := point.tpot_p50_ms)])
+    rounded = curve and Fit(*(round(each, 4) for each in astuple(curve)))
+    return found.model_copy(update={"fit": rounded})
 
 
 def _unbatched(result: Result) -> Result:

@@ -28,10 +28,10 @@ _ROUNDING: Final = 1e-9
 class SearchRules:
     """What a trial is, and when a search ends.
 
-    `kept_share`: of the requests of a trial that must meet the SLO. `requests`: of a trial, at
-    least. `longest`: rates at which these take more than so many times the length of a trial are
-    not tried. `factor`: from one rate to the next. `precision`: the largest rate is within this
-    fraction of the result.
+    `kept_share`: of the requests of a trial, rejected ones among them, that must meet the SLO.
+    `requests`: of a trial, at least. `longest`: rates at which these take more than so many times
+    the length of a trial are not tried. `factor`: from one rate to the next. `precision`: the
+    largest rate is within this fraction of the result.
     """
 
     kept_share: float
@@ -87,11 +87,12 @@ class RateSearch:
 
     def record(self, result: Result) -> Trial:
         """Records the trial at `next_per_s`, and chooses the next rate."""
+        good, requests = result.goodput, len(result.calls)
         trial = Trial(
             rate_per_s=self.next_per_s,
-            requests=len(result.calls),
-            share=0.0 if result.goodput is None else result.goodput.share,
-            kept=kept(result, self.rules.kept_share),
+            requests=requests,
+            share=0.0 if good is None else good.share,  # which is rounded
+            kept=good is not None and good.requests >= self.rules.kept_share * requests,
         )
         self.trials.append(trial)
         if trial.kept:
@@ -105,11 +106,6 @@ class RateSearch:
         else:
             self.next_per_s = (self.best.rate_per_s * self.missed.rate_per_s) ** 0.5
         return trial
-
-
-def kept(result: Result, share: float) -> bool:
-    """Returns whether that share of all sent requests met the SLO; a rejected one did not."""
-    return result.goodput is not None and result.goodput.requests >= share * len(result.calls)
 
 
 async def try_rates(plan: Plan, search: RateSearch) -> None:

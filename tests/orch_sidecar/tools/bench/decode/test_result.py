@@ -14,13 +14,13 @@ from orch_sidecar.tools.bench.decode.result import (
     DecodeResult,
     DeviceInfo,
     Run,
-    fit_of,
     points_of,
     run_figures,
 )
 from orch_sidecar.tools.bench.decode.schedule import TimedStep, run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.report.decode import decode_report
+from orch_sidecar.tools.bench.results.sweep import fit
 
 CONFIG = Config(nreq=2, rate_per_s=80.0, tokens=2, bmax=16, seed=1)
 SHAPE = Shape(layers=1, hidden=64, heads=4, kv_heads=2, context=8)
@@ -42,7 +42,8 @@ def printed(*runs: Run, config: Config = CONFIG) -> str:
 
 def swept(*steps: TimedStep) -> DecodeResult:
     points = points_of(steps)
-    return DecodeResult(CONFIG, RAN, points=points, fit=fit_of(points))
+    curve = fit([(point.batch, point.step_ms.p50) for point in points])
+    return DecodeResult(CONFIG, RAN, points=points, fit=curve)
 
 
 def test_run_adds_up() -> None:

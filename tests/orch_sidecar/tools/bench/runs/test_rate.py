@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Trial
-from orch_sidecar.tools.bench.runs.series import RULES, RateSearch, SearchRules, kept
+from orch_sidecar.tools.bench.results.result import Result, Trial
+from orch_sidecar.tools.bench.runs.series import RULES, RateSearch, SearchRules
 from orch_sidecar.tools.sizing.tune import RATES
 from tests.orch_sidecar.tools.bench.sample_results import (
     ONLINE,
@@ -25,6 +25,11 @@ MISSED = result([*in_a_row(98), answered(9.8, first_s=0.3), answered(9.9, first_
 NOTHING = result([refused(0.0)], SLO)
 
 
+def kept(found: Result) -> bool:
+    """Whether a trial with this result meets the SLO."""
+    return RateSearch(1.0, RULES).record(found).kept
+
+
 def search(first_per_s: float, most_per_s: float, rules: SearchRules = RULES) -> RateSearch:
     """One that has ended, on an engine that can do so much."""
     found = RateSearch(first_per_s, rules)
@@ -35,19 +40,19 @@ def search(first_per_s: float, most_per_s: float, rules: SearchRules = RULES) ->
 
 def test_one_in_a_hundred_may_miss_and_two_may_not() -> None:
     one = result([*in_a_row(99), answered(9.9, first_s=0.3)], SLO)
-    assert [kept(each, KEPT_SHARE) for each in (KEPT, one, MISSED)] == [True, True, False]
+    assert [kept(each) for each in (KEPT, one, MISSED)] == [True, True, False]
 
 
 def test_what_was_turned_away_has_not_kept_it() -> None:
-    assert not kept(result([*in_a_row(98), refused(1.0), refused(1.0)], SLO), KEPT_SHARE)
-    assert not kept(result([refused(0.0)], SLO), KEPT_SHARE)
+    assert not kept(result([*in_a_row(98), refused(1.0), refused(1.0)], SLO))
+    assert not kept(result([refused(0.0)], SLO))
 
 
 def test_share_is_not_rounded_up_to_the_bound() -> None:
     """296 of 299 are 98.997 %."""
     found = result([*in_a_row(296), *(refused(1.0) for _ in range(3))], SLO)
     assert found.goodput is not None
-    assert (found.goodput.share, kept(found, KEPT_SHARE)) == (0.99, False)
+    assert (found.goodput.share, kept(found)) == (0.99, False)
 
 
 @given(first_per_s=st.floats(0.1, 100.0), most_per_s=st.floats(0.05, 1000.0))
