@@ -65,7 +65,12 @@ def sweep_report(sweep: Sweep) -> Page:
     elif measured:
         page.text("There is no speed-up, as no point is sound.")
     page.remark(INTERVALS_TEXT)
-    page.list([*limits(sweep), *_reasons(sweep)])
+    reasons = (
+        f"{counted(point.clients, 'client')}: {why}"
+        for point in sweep.points
+        for why in point.result.reasons
+    )
+    page.list([*limits(sweep), *reasons])
     page.section("What was measured, and how")
     page.remark(
         f"Conditions of the run with {counted(first.scenario.clients or 0, 'client')}; the others "
@@ -97,14 +102,6 @@ def limits(sweep: Sweep) -> Iterator[str]:
         if found:
             which = "all" if len(found) == len(points) else f"{', '.join(found)} clients"
             yield f"{text}: {'1 client' if which == '1 clients' else which}"
-
-
-def _reasons(sweep: Sweep) -> Iterator[str]:
-    return (
-        f"{counted(point.clients, 'client')}: {why}"
-        for point in sweep.points
-        for why in point.result.reasons
-    )
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:

@@ -64,19 +64,14 @@ def goodput_of(calls: Sequence[RecordedCall], slo_ms: Mapping[str, float]) -> Go
     return Goodput(requests=kept, share=round(kept / len(calls), 4))
 
 
-def client_of(
-    calls: Sequence[Call],
-    host: Mapping[str, Any],
-    health: ClientHealth,
-    window_s: float,
-    *,
-    at_once: bool,
-) -> ClientDocument:
-    """Returns the client and its health. `at_once`: everything was due at the start.
+def _client_of(run: RunRecord, window_s: float) -> ClientDocument:
+    """Returns the client and its health.
 
-    Then it may take a share of the window to send it, as may a pause of the client in any run.
+    It may take a share of the window to send what was all due at the start, as may a pause of the
+    client in any run.
     """
-    late = spread([late_s for call in calls if (late_s := call.late_s) is not None])
+    at_once, health = run.plan.scenario.arrivals is Arrivals.AT_ONCE, run.client_health
+    late = spread([late_s for call in run.calls if (late_s := call.late_s) is not None])
     lag, some_s = spread(health.lag_s), CLIENT_LATE_SHARE * window_s
     causes = []
     if late is not None and late.p99 > max(CLIENT_LATE_S, some_s if at_once else 0.0):
@@ -88,7 +83,7 @@ def client_of(
     if health.cpu_share > _CPU_SHARE:
         causes.append(f"it used {health.cpu_share:.0%} of one core")
     return ClientDocument(
-        host=dict(host),
+        host=dict(run.host),
         late_s=late,
         loop_lag_s=lag,
         cpu_share=health.cpu_share,
@@ -125,7 +120,7 @@ class RunRecord:
     stopped: bool = False
     disturbed: str = ""
     after: Capabilities | None = None
-    unread_reason: str = ""
+    unread_reason: str = "interrupted before the engine's next report"
     evidence: EvidenceDocument = field(default_factory=EvidenceDocument)
     loadgen: LoadgenDocument | None = None
 
@@ -159,18 +154,12 @@ def result_of(run: RunRecord) -> Result:
         endpoint=plan.endpoint.url,
         scenario=scenario,
         engine=identity(plan.model, run.before.snapshot if run.before else None, plan.given),
-        client=client_of(
-            run.calls,
-            run.host,
-            run.client_health,
-            0.0 if totals is None else totals.window_s,
-            at_once=scenario.arrivals is Arrivals.AT_ONCE,
-        ),
-        counts=counts_of(run.calls),
+        client=_client_of(run, 0.0 if totals is None else totals.window_s),
+        counts=counts_of(calls),
         tokens_per_s=None if totals is None else totals.tokens_per_s,
         figures=totals,
         goodput=goodput_of(waited_for(calls, scenario.trace), scenario.slo_ms),
-        gaps_s=spread([gap_s for call in run.calls if call.served for gap_s in call.gaps_s]),
+        gaps_s=spread([gap_s for call in calls if call.served for gap_s in call.gaps_s]),
         batches=batches,
         prefix_hit_ratio=hit_ratio,
         capabilities=[each.document for each in (run.before, run.after) if each is not None],
@@ -202,22 +191,21 @@ def _verdict(run: RunRecord, figures: Totals | None) -> tuple[Status, list[str],
 
 
 def _objections(run: RunRecord, figures: Totals | None) -> list[str]:
+    if run.states is None:
+        unknown = f"the engine's work is unknown: {run.unread_reason}"
+        return [] if run.before is None else [unknown]
     reasons = []
     if run.after is not None and not run.after.idle:
         reasons.append("the engine was not idle after the run: it also served other requests")
-    if run.unread_reason:
-        return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
-    if run.states is None:
-        return reasons
     scenario, calls = run.plan.scenario, run.calls
     # An event may have several tokens.
-    counted = not any(call.counted_by_events for call in run.calls)
+    counted = not any(call.counted_by_events for call in calls)
     seen = seen_by_client(scenario.label, scenario, calls, run.states, counted=counted)
     for each in judge(seen):
         if each.reason not in _TOO_SPARSE:
             reasons.append(each.detail)
         elif not run.plan.trial:
-            reasons.append(each.detail + _denser(run.plan.scenario, figures))
+            reasons.append(each.detail + _denser(scenario, figures))
     return reasons
 
 

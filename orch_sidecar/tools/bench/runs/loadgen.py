@@ -86,13 +86,13 @@ def check(scenario: Scenario) -> str:
 
 
 class Loadgen:
-    """One test."""
+    """One test. `began_s`: when its clock began, by that of the run."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         """`folder`: made if it does not exist."""
         self._lg = importlib.import_module("mlperf_loadgen")
         self._scenario, self._folder = scenario, folder
-        self._began_s = 0.0  # when its clock began, by that of the run
+        self.began_s = 0.0
 
     async def work(self, load: LoadGenerator, requests: Iterator[Request]) -> None:
         """Sends a request for each query until the test has ended."""
@@ -127,10 +127,6 @@ class Loadgen:
             if self._scenario.arrivals is Arrivals.POISSON:
                 self._as_scheduled(load.calls)
 
-    def document(self, calls: Sequence[Call]) -> LoadgenDocument | None:
-        """Returns its figures beside those of the run's calls; None where it did not finish."""
-        return compared(self._folder, calls, self._began_s)
-
     def _as_scheduled(self, calls: Sequence[Call]) -> None:
         """Dates calls back by how late it was itself: a query is due when its schedule says so."""
         trace = self._folder / _TRACE
@@ -141,7 +137,7 @@ class Loadgen:
 
     def _test(self, load: LoadGenerator, issue: Any) -> None:
         def loaded(samples: Sequence[int]) -> None:
-            self._began_s = load.now()
+            self.began_s = load.now()
 
         lg, count = self._lg, self._scenario.least_requests
         log = lg.LogOutputSettings()

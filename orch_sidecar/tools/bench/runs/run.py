@@ -38,7 +38,7 @@ from orch_sidecar.tools.bench.results.result import (
 )
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
-from orch_sidecar.tools.bench.runs.loadgen import Loadgen
+from orch_sidecar.tools.bench.runs.loadgen import Loadgen, compared
 from orch_sidecar.tools.bench.runs.work import requests_of, sending, warm_up_of, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.tables.row import Label
@@ -94,12 +94,12 @@ async def _load(record: RunRecord, plan: Plan, due_s: tuple[float, ...]) -> None
         progress.detail = f"{load.ended} requests"
 
     others = None
+    logs = plan.loadgen_logs or Path(f"orch-bench-{record.id}-loadgen")
     with Progress(f"{scenario.label} {scenario.text}") as progress:
         load, loadgen = LoadGenerator(plan.endpoint, show), None
         if scenario.loadgen is None:
             work = work_of(plan, load, due_s)
         else:
-            logs = plan.loadgen_logs or Path(f"orch-bench-{record.id}-loadgen")
             loadgen = Loadgen(scenario, logs)
             work = loadgen.work(load, requests_of(plan))
         try:
@@ -116,7 +116,8 @@ async def _load(record: RunRecord, plan: Plan, due_s: tuple[float, ...]) -> None
         after = f"within {load.now():.0f} s of the start"
         record.disturbed = f"{requests_text} of others entered the engine {after}"
     record.calls, record.client_health = load.calls, load.health
-    record.loadgen = None if loadgen is None else loadgen.document(load.calls)
+    if loadgen is not None:
+        record.loadgen = compared(logs, load.calls, loadgen.began_s)
 
 
 def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
@@ -163,12 +164,12 @@ async def _read_afterwards(record: RunRecord) -> None:
     before = record.before
     if before is None:
         return
-    record.unread_reason = "interrupted before the engine's next report"
     try:
         found = await wait_until_idle(record.plan.endpoint, before, answered_of(record.calls))
     except EndpointError as error:
         record.unread_reason = str(error)
         return
-    is_ready = found.snapshot.state == READY
-    record.after = found if is_ready else None
-    record.unread_reason = "" if is_ready else f"the engine is {found.snapshot.state}"
+    if found.snapshot.state == READY:
+        record.after = found
+    else:
+        record.unread_reason = f"the engine is {found.snapshot.state}"

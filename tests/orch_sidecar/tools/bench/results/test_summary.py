@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result, Status
 from orch_sidecar.tools.bench.results.summary import (
-    client_of,
     counts_of,
     result_of,
 )
@@ -89,7 +88,7 @@ def test_only_the_most_frequent_reasons_are_kept() -> None:
 
 
 def test_client_that_keeps_up_is_not_a_bottleneck() -> None:
-    found = client_of(TEN, HOST, IDLE, 1.1, at_once=False)
+    found = result(TEN).client
     assert found.bottleneck == []
     assert found.late_s is not None
     assert found.late_s.most == 0
@@ -107,7 +106,7 @@ def test_client_that_keeps_up_is_not_a_bottleneck() -> None:
 def test_slow_client_is_reported_as_the_bottleneck(
     calls: list[Call], client_health: ClientHealth, cause: str
 ) -> None:
-    assert client_of(calls, HOST, client_health, 10.0, at_once=False).bottleneck == [cause]
+    assert result(calls, client_health=client_health).client.bottleneck == [cause]
 
 
 def test_sending_all_at_once_may_take_a_hundredth_of_the_whole() -> None:
@@ -115,8 +114,8 @@ def test_sending_all_at_once_may_take_a_hundredth_of_the_whole() -> None:
     last = answered(0.0, first_s=9.9)
     for late_s, causes in ((0.09, 0), (0.11, 1)):
         calls = [last, *(answered(0.0, sent_s=late_s) for _ in range(50))]
-        assert len(client_of(calls, HOST, IDLE, 10.0, at_once=True).bottleneck) == causes
-        assert len(client_of(calls, HOST, IDLE, 10.0, at_once=False).bottleneck) == 1
+        assert len(result(calls, OFFLINE).client.bottleneck) == causes
+        assert len(result(calls).client.bottleneck) == 1
 
 
 def test_client_may_be_blocked_for_a_hundredth_of_the_window() -> None:
@@ -124,7 +123,7 @@ def test_client_may_be_blocked_for_a_hundredth_of_the_window() -> None:
     calls = [answered(0.0), answered(0.0, first_s=9.9)]
     for stood_s, causes in ((0.09, []), (0.11, ["its event loop was blocked for 110.0 ms"])):
         client_health = ClientHealth((*(0.0 for _ in range(199)), stood_s), 0.1)
-        assert client_of(calls, HOST, client_health, 10.0, at_once=False).bottleneck == causes
+        assert result(calls, client_health=client_health).client.bottleneck == causes
 
 
 CALLS = in_a_row(10)
