@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from yarl import URL
 
@@ -34,12 +35,10 @@ def api_key() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI endpoint. `authority`: its host and port. `base`: the path prefix before `/v1`,
-    usually empty. `pool`: of a sidecar with several; None for the only one."""
+    """An OpenAI endpoint. `url`: with its port, without `/v1`. `pool`: of a sidecar with several;
+    None for the only one."""
 
-    scheme: str
-    authority: str
-    base: str
+    url: str
     fields: Mapping[str, str] = field(default_factory=dict, repr=False)
     pool: str | None = None
 
@@ -61,11 +60,8 @@ class Endpoint:
             own[X_ORCH_POOL] = pool
         parsed = _parsed(url)
         base = parsed.raw_path.rstrip("/").removesuffix("/v1")
-        return cls(parsed.scheme, f"{parsed.host_subcomponent}:{parsed.port}", base, own, pool)
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://{self.authority}{self.base}"
+        authority = f"{parsed.host_subcomponent}:{parsed.port}"
+        return cls(f"{parsed.scheme}://{authority}{base}", own, pool)
 
     def adding(self, fields: Mapping[str, str]) -> Endpoint:
         """Returns it with further header fields of every request."""
@@ -73,15 +69,16 @@ class Endpoint:
 
     def message(self, path: str, body: bytes, more: Mapping[str, str]) -> bytes:
         """Returns the bytes of a POST. `more`: further header fields."""
+        parts = urlsplit(self.url)
         fields = {
-            "Host": self.authority,
+            "Host": parts.netloc,
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
             **self.fields,
             **more,
         }
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        return f"POST {self.base}{path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
+        return f"POST {parts.path}{path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
 
 def _parsed(url: str) -> URL:

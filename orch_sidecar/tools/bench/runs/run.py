@@ -7,13 +7,22 @@ throughput, and a salt keeps the engine's prefix cache from hits on earlier runs
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
+from orch_sidecar.api.headers import (
+    X_ORCH_CLASS,
+    X_ORCH_NO_COALESCE,
+    X_ORCH_RUN,
+    X_ORCH_SCENARIO,
+)
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.load.call import answered_of
+from orch_sidecar.tools.bench.load.call import Request, answered_of
 from orch_sidecar.tools.bench.load.capabilities import (
     READY,
     accepted_of_others,
@@ -23,11 +32,14 @@ from orch_sidecar.tools.bench.load.capabilities import (
 from orch_sidecar.tools.bench.load.driver import (
     Interrupted,
     LoadGenerator,
+    Work,
     interruptible,
+    side_by_side,
     until_seen,
 )
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
-from orch_sidecar.tools.bench.load.scenario import Plan, schedule
+from orch_sidecar.tools.bench.load.prompts import Prompt, body
+from orch_sidecar.tools.bench.load.scenario import Plan, schedule, traced_prompts
 from orch_sidecar.tools.bench.machine import host
 from orch_sidecar.tools.bench.results.result import (
     EvidenceDocument,
@@ -39,10 +51,16 @@ from orch_sidecar.tools.bench.results.result import (
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
 from orch_sidecar.tools.bench.runs.loadgen import Loadgen, compared
-from orch_sidecar.tools.bench.runs.work import requests_of, sending, warm_up_of, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.traces.traffic import WARMUP
 from orch_sidecar.tools.terminal import Progress
+from vllm_plugin.contracts.profile import ServiceClass
+
+# The warm-up has its own prompts, or the measurement would find them in the prefix cache.
+_WARM_UP_SEED: Final = 1_000_003
+_WARM_UP_CLIENTS: Final = 4  # of an open loop
 
 
 async def measure(plan: Plan) -> Result:
@@ -58,19 +76,16 @@ async def measure(plan: Plan) -> Result:
         _check_measurable(plan, first)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
         secret = secrets.token_hex(16)
-        # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
-        salted = plan.ignore_eos or first is not None
-        plan = replace(plan, scenario=replace(plan.scenario, cache_salt=name if salted else None))
-        sent = sending(plan, name, secret)
+        plan = _sending(plan, name, secret, salted=plan.ignore_eos or first is not None)
         with Progress("warming up"):
-            before = await _warm_up(sent, first)
+            before = await _warm_up(plan, first)
         if before is not None and not before.idle:
             raise Unavailable("the engine is not idle before the run: it serves requests of others")
         statements = StatementsOfRun(plan.endpoint, name, before)
         await statements.begin()
         began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
-        await _load(record, sent, due_s)
+        await _load(record, due_s)
         record.evidence = EvidenceDocument(missing="interrupted before the engine's statement")
         try:
             with Progress("waiting for the engine's report"), interruptible():
@@ -81,9 +96,22 @@ async def measure(plan: Plan) -> Result:
         return result_of(record)
 
 
-async def _load(record: RunRecord, plan: Plan, due_s: tuple[float, ...]) -> None:
+def _sending(plan: Plan, name: str, secret: str, *, salted: bool) -> Plan:
+    """Returns the plan with the header fields of each request of a run, which are never coalesced.
+
+    `name`: of its scenario, for everybody to read. `secret`: only the run has it, which
+    distinguishes its requests from those of others that join the scenario. `salted`: the endpoint
+    knows the salt, which is a field of vLLM's.
+    """
+    fields: dict[str, str] = {X_ORCH_NO_COALESCE: "true", X_ORCH_SCENARIO: name, X_ORCH_RUN: secret}
+    scenario = replace(plan.scenario, cache_salt=name if salted else None)
+    return replace(plan, endpoint=plan.endpoint.adding(fields), scenario=scenario)
+
+
+async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
     """Sends the requests, until others send one or the user ends it. `due_s`: of the schedule."""
-    scenario, before = plan.scenario, record.before
+    plan, before = record.plan, record.before
+    scenario = plan.scenario
     # After which the run ends.
     requests = len(due_s) or scenario.least_requests
     seconds = due_s[-1] if due_s else scenario.least_seconds
@@ -98,10 +126,10 @@ async def _load(record: RunRecord, plan: Plan, due_s: tuple[float, ...]) -> None
     with Progress(f"{scenario.label} {scenario.text}") as progress:
         load, loadgen = LoadGenerator(plan.endpoint, show), None
         if scenario.loadgen is None:
-            work = work_of(plan, load, due_s)
+            work = _work_of(plan, load, due_s)
         else:
             loadgen = Loadgen(scenario, logs)
-            work = loadgen.work(load, requests_of(plan))
+            work = loadgen.work(load, _requests_of(plan))
         try:
             with interruptible():
                 if before is None:
@@ -150,7 +178,7 @@ async def _warm_up(plan: Plan, first: Capabilities | None) -> Capabilities | Non
     """Sends the warm-up; returns the engine's capabilities once it is idle again."""
     load = LoadGenerator(plan.endpoint)
     if plan.scenario.warm_up_requests:
-        await load.run(warm_up_of(plan, load))
+        await load.run(_warm_up_of(plan, load))
         if not answered_of(load.calls):
             why = load.calls[0].why
             raise Unavailable(f"no request of the warm-up was answered: {why}")
@@ -173,3 +201,57 @@ async def _read_afterwards(record: RunRecord) -> None:
         record.after = found
     else:
         record.unread_reason = f"the engine is {found.snapshot.state}"
+
+
+def _work_of(plan: Plan, load: LoadGenerator, due_s: tuple[float, ...]) -> Work:
+    """Returns the work of the run's scenario. `due_s`: of its schedule."""
+    scenario, trace = plan.scenario, plan.scenario.trace
+    count, seconds = scenario.least_requests, scenario.least_seconds
+    requests = _requests_of(plan)
+    if trace is not None:
+        # Built before the first one is due: long ones take time.
+        prompts = traced_prompts(scenario.replay, plan.ids, scenario.seed)
+        traced = [_request(plan, *each) for each in prompts]
+        return side_by_side(
+            load.open_loop(iter(traced), due_s),
+            load.closed_loop(requests, trace.bulk_clients, lambda _, now_s: now_s >= due_s[-1]),
+        )
+    if scenario.clients is not None:
+        return load.closed_loop(
+            requests, scenario.clients, lambda sent, now_s: sent >= count and now_s >= seconds
+        )
+    if scenario.arrivals is Arrivals.AT_ONCE:  # built before they are due
+        requests = iter(list(islice(requests, count)))
+    return load.open_loop(requests, due_s)
+
+
+def _warm_up_of(plan: Plan, load: LoadGenerator) -> Work:
+    """Returns the work before the measurement, in a scenario and a cache of its own."""
+    scenario, name = plan.scenario, plan.endpoint.fields[X_ORCH_SCENARIO] + WARMUP
+    count, salt = scenario.warm_up_requests, None if scenario.cache_salt is None else name
+    its_own = replace(
+        plan,
+        endpoint=plan.endpoint.adding({X_ORCH_SCENARIO: name}),
+        scenario=replace(scenario, seed=scenario.seed + _WARM_UP_SEED, cache_salt=salt),
+    )
+    clients = min(count, scenario.clients or _WARM_UP_CLIENTS)
+    return load.closed_loop(_requests_of(its_own), clients, lambda sent, _: sent >= count)
+
+
+def _requests_of(plan: Plan) -> Iterator[Request]:
+    """Yields requests, without end; beside a trace these are the bulk ones."""
+    service_class = None if plan.scenario.trace is None else ServiceClass.BULK
+    for prompt in plan.prompts(plan.scenario.seed):
+        yield _request(plan, prompt, service_class)
+
+
+def _request(plan: Plan, prompt: Prompt, service_class: ServiceClass | None) -> Request:
+    own = {} if service_class is None else {str(X_ORCH_CLASS): service_class.value}
+    salt = plan.scenario.cache_salt
+    written = body(prompt, plan.model, ignore_eos=plan.ignore_eos, salt=salt)
+    return Request(
+        plan.endpoint.message(prompt.path, written, own),
+        prompt.input_tokens,
+        prompt.output_tokens if plan.ignore_eos else None,
+        service_class,
+    )
