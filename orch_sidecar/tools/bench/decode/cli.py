@@ -17,7 +17,7 @@ from typing import Final
 
 from orch_sidecar.tools.arguments import add_seed, count, counts, non_negative, positive
 from orch_sidecar.tools.bench.decode.device import open_device
-from orch_sidecar.tools.bench.decode.measure import Bench
+from orch_sidecar.tools.bench.decode.measure import Kernel
 from orch_sidecar.tools.bench.decode.result import (
     DOCUMENT,
     Config,
@@ -119,19 +119,19 @@ def _measured(options: argparse.Namespace) -> DecodeResult:
     device = open_device(options.work)
     given = (options.rate, options.tokens, options.bmax, options.seed)
     config = Config(options.nreq or NREQ, *given, options.reference, options.work)
-    bench = Bench(device, max(options.sweep or (config.bmax,)), config.seed)
+    kernel = Kernel(device, max(options.sweep or (config.bmax,)), config.seed)
     if options.sweep is not None:
         with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
-            run_step = bench.warmed_up(options.sweep)
+            run_step = kernel.warmed_up(options.sweep)
             steps = [run_step(batch) for batch in _turns(options.sweep, options.steps)]
         points = points_of(steps)
         curve = fit([(point.batch, point.step_ms.p50) for point in points])
         return DecodeResult(config, device.info, points=points, fit=curve)
     if options.nreq is None:
         seconds = BUDGET_S / len(options.window_ms)
-        config = replace(config, nreq=bench.requests_within(seconds, config.tokens, NREQ))
+        config = replace(config, nreq=kernel.requests_within(seconds, config.tokens, NREQ))
     with Progress(f"serving {config.nreq} requests"):
-        runs = tuple(_runs(config, bench, options.window_ms))
+        runs = tuple(_runs(config, kernel, options.window_ms))
     return DecodeResult(config, device.info, runs=runs)
 
 
@@ -142,14 +142,14 @@ def _turns(batches: Sequence[int], steps: int) -> Iterator[int]:
             yield from repeat(batch, min(_STEPS_IN_A_ROW, steps - done))
 
 
-def _runs(config: Config, bench: Bench, windows_ms: Sequence[float]) -> Iterator[Run]:
+def _runs(config: Config, kernel: Kernel, windows_ms: Sequence[float]) -> Iterator[Run]:
     """Yields the run of each window, all on the same arrivals. Virtual time advances by the time of
     each step."""
     random = Random(config.seed)  # noqa: S311 (no secret)
     gaps_ms = (1000 * random.expovariate(config.rate_per_s) for _ in range(config.nreq))
     arrivals_ms = list(accumulate(gaps_ms))
     for window_ms in windows_ms:
-        run_step = bench.warmed_up(range(1, config.bmax + 1))
+        run_step = kernel.warmed_up(range(1, config.bmax + 1))
         schedule = (arrivals_ms, config.tokens, config.bmax, window_ms)
         outcome = run_schedule(*schedule, run_step, reference=config.reference)
         yield run_figures(window_ms, outcome)

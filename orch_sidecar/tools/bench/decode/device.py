@@ -49,10 +49,20 @@ def open_device(work: int | None = None) -> Device:
     """
     load = os.getloadavg()[0]  # before this program adds to it
     torch = _torch()
-    shape = None if work is None else Shape.of_work(work)
     if torch.cuda.is_available():
-        return _gpu(torch, shape or ON_GPU)
-    return _cpu(torch, shape or ON_CPU, load)
+        place, dtype, free_bytes, known = _gpu(torch)
+    else:
+        place, dtype, free_bytes, known = _cpu(torch, load)
+    shape = (ON_CPU if known["kind"] == "cpu" else ON_GPU) if work is None else Shape.of_work(work)
+    info = DeviceInfo(
+        torch=str(torch.__version__),
+        dtype=str(dtype).removeprefix("torch."),
+        weight_bytes=shape.weights * dtype.itemsize,
+        kv_bytes_per_sequence=shape.kv_values * dtype.itemsize,
+        shape=shape,
+        **known,
+    )
+    return Device(torch, place, dtype, info, free_bytes)
 
 
 def _torch() -> Any:
@@ -73,43 +83,33 @@ def _torch() -> Any:
             del os.environ["GOMP_SPINCOUNT"]
 
 
-def _cpu(torch: Any, shape: Shape, load: float) -> Device:
+# The place, the number format, the bytes of free memory, and what is known of the device.
+_Found = tuple[Any, Any, int | None, dict[str, Any]]
+
+
+def _cpu(torch: Any, load: float) -> _Found:
     fast = not _BF16_FLAGS.isdisjoint(cpu_flags())
+    known = {
+        "kind": "cpu",
+        "name": cpu_model() or platform.processor() or platform.machine(),
+        "cache_bytes": last_level_cache(),
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+        "busy_threads": load,
+    }
     dtype = torch.bfloat16 if fast else torch.float32
-    return _opened(
-        *(torch, torch.device("cpu"), dtype, shape, memory_bytes("MemAvailable")),
-        kind="cpu",
-        name=cpu_model() or platform.processor() or platform.machine(),
-        cache_bytes=last_level_cache(),
-        threads=torch.get_num_threads(),
-        cpus=os.cpu_count(),
-        busy_threads=load,
-    )
+    return torch.device("cpu"), dtype, memory_bytes("MemAvailable"), known
 
 
-def _gpu(torch: Any, shape: Shape) -> Device:
+def _gpu(torch: Any) -> _Found:
     place = torch.device("cuda", 0)  # `set_device` needs an index
     torch.cuda.set_device(place)  # events and streams are those of the current device
     fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    dtype = torch.bfloat16 if fast else torch.float16
     properties = torch.cuda.get_device_properties(place)
-    return _opened(
-        *(torch, place, dtype, shape, torch.cuda.mem_get_info(place)[0]),
-        kind="cuda" if torch.version.hip is None else "hip",
-        name=torch.cuda.get_device_name(place),
-        cache_bytes=properties.L2_cache_size or None,  # HIP may report 0 for unknown
-    )
-
-
-def _opened(
-    torch: Any, place: Any, dtype: Any, shape: Shape, free_bytes: int | None, **known: Any
-) -> Device:
-    info = DeviceInfo(
-        torch=str(torch.__version__),
-        dtype=str(dtype).removeprefix("torch."),
-        weight_bytes=shape.weights * dtype.itemsize,
-        kv_bytes_per_sequence=shape.kv_values * dtype.itemsize,
-        shape=shape,
-        **known,
-    )
-    return Device(torch, place, dtype, info, free_bytes)
+    known = {
+        "kind": "cuda" if torch.version.hip is None else "hip",
+        "name": torch.cuda.get_device_name(place),
+        "cache_bytes": properties.L2_cache_size or None,  # HIP may report 0 for unknown
+    }
+    dtype = torch.bfloat16 if fast else torch.float16
+    return place, dtype, torch.cuda.mem_get_info(place)[0], known

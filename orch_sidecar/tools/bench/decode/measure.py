@@ -35,16 +35,72 @@ class _Layer:
     kv: Tensor
 
 
+# Steps of the largest batch that warm up caches, clocks and the allocator; one of each size
+# follows, as the first of a size selects its kernels.
+_WARM_UP_STEPS: Final = 5
+
+Timer = Callable[[Callable[[], None]], tuple[float, float | None]]
+"""Runs a step to its end; returns its milliseconds and those of the gap before it, or None."""
+
+
+class HostTimer:
+    """Times a step that runs within the call."""
+
+    def __init__(self) -> None:
+        self._ended_ns: int | None = None
+
+    def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]:
+        last, started = self._ended_ns, perf_counter_ns()
+        launch()
+        self._ended_ns = perf_counter_ns()
+        gap_ms = None if last is None else (started - last) / 1e6
+        return (self._ended_ns - started) / 1e6, gap_ms
+
+
+class EventTimer:
+    """Times a step that the call only launches. `cuda`: the module torch.cuda, of CUDA or HIP.
+
+    Two pairs of events alternate, so that the previous end still exists when the gap is read, and
+    none is created within a step. The host waits only for the end of a step.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        self._pairs = [
+            (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(2)
+        ]
+        self._last: Any = None
+
+    def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]:
+        self._pairs.reverse()
+        start, end = self._pairs[0]
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+        gap_ms = None if self._last is None else self._last.elapsed_time(start)
+        self._last = end
+        return start.elapsed_time(end), gap_ms
+
+
 class Kernel:
     """A model and the KV caches of `bmax` sequences, each full with `context` tokens.
 
     A cache is a ring: a step overwrites the oldest token of each sequence. So every sequence
     always attends to the same number of tokens, and a step's work depends on the batch alone.
-    `states`: the output of the last step and input of the next, (sequence, hidden).
+    `states`: the output of the last step and input of the next, (sequence, hidden). Raises
+    Unavailable if all of that does not fit in the free memory.
     """
 
     def __init__(self, device: Device, bmax: int, seed: int) -> None:
-        self._torch, self._shape = device.torch, device.info.shape
+        info, free_bytes = device.info, device.free_bytes
+        needed = info.weight_bytes + bmax * info.kv_bytes_per_sequence
+        if free_bytes is not None and needed > free_bytes:
+            raise Unavailable(
+                f"the weights and a KV cache of {bmax} sequences need {needed / 1e9:.1f} GB, but "
+                f"{free_bytes / 1e9:.1f} GB are free: reduce the batch, or choose a toy by --work"
+            )
+        self._device, self._bmax = device, bmax
+        self._torch, self._shape = device.torch, info.shape
         self._oldest = 0
         place = {"device": device.place, "dtype": device.dtype}
         random = device.torch.Generator(device.place).manual_seed(seed)
@@ -103,71 +159,6 @@ class Kernel:
         )
         return attended.reshape(batch, shape.hidden)
 
-
-# Steps of the largest batch that warm up caches, clocks and the allocator; one of each size
-# follows, as the first of a size selects its kernels.
-_WARM_UP_STEPS: Final = 5
-
-Timer = Callable[[Callable[[], None]], tuple[float, float | None]]
-"""Runs a step to its end; returns its milliseconds and those of the gap before it, or None."""
-
-
-class HostTimer:
-    """Times a step that runs within the call."""
-
-    def __init__(self) -> None:
-        self._ended_ns: int | None = None
-
-    def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]:
-        last, started = self._ended_ns, perf_counter_ns()
-        launch()
-        self._ended_ns = perf_counter_ns()
-        gap_ms = None if last is None else (started - last) / 1e6
-        return (self._ended_ns - started) / 1e6, gap_ms
-
-
-class EventTimer:
-    """Times a step that the call only launches. `cuda`: the module torch.cuda, of CUDA or HIP.
-
-    Two pairs of events alternate, so that the previous end still exists when the gap is read, and
-    none is created within a step. The host waits only for the end of a step.
-    """
-
-    def __init__(self, cuda: Any) -> None:
-        self._pairs = [
-            (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(2)
-        ]
-        self._last: Any = None
-
-    def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]:
-        self._pairs.reverse()
-        start, end = self._pairs[0]
-        start.record()
-        launch()
-        end.record()
-        end.synchronize()
-        gap_ms = None if self._last is None else self._last.elapsed_time(start)
-        self._last = end
-        return start.elapsed_time(end), gap_ms
-
-
-class Bench:
-    """A kernel on a device, for batches up to `bmax`.
-
-    Raises Unavailable if weights and KV cache do not fit in the free memory.
-    """
-
-    def __init__(self, device: Device, bmax: int, seed: int) -> None:
-        info, free_bytes = device.info, device.free_bytes
-        needed = info.weight_bytes + bmax * info.kv_bytes_per_sequence
-        if free_bytes is not None and needed > free_bytes:
-            raise Unavailable(
-                f"the weights and a KV cache of {bmax} sequences need {needed / 1e9:.1f} GB, but "
-                f"{free_bytes / 1e9:.1f} GB are free: reduce the batch, or choose a toy by --work"
-            )
-        self._device, self._bmax = device, bmax
-        self._kernel = Kernel(device, bmax, seed)
-
     def requests_within(self, seconds: float, tokens: int, most: int) -> int:
         """Returns how many requests, at most `most`, steps of `bmax` serve in the given time."""
         run_step = self.warmed_up(range(1, self._bmax + 1))
@@ -184,4 +175,4 @@ class Bench:
     def _timed(self) -> RunStep:
         on_host = self._device.info.kind == "cpu"
         timer: Timer = HostTimer() if on_host else EventTimer(self._device.torch.cuda)
-        return lambda batch: TimedStep(batch, *timer(lambda: self._kernel.step(batch)))
+        return lambda batch: TimedStep(batch, *timer(lambda: self.step(batch)))

@@ -13,7 +13,7 @@ import torch
 
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.decode.device import open_device
-from orch_sidecar.tools.bench.decode.measure import Bench
+from orch_sidecar.tools.bench.decode.measure import Kernel
 from orch_sidecar.tools.bench.decode.shape import ON_CPU, ON_GPU
 
 
@@ -56,7 +56,7 @@ def test_model_that_does_not_fit_in_memory_is_rejected_before_it_is_made() -> No
     device = open_device()
     needed = device.info.weight_bytes + 16 * device.info.kv_bytes_per_sequence
     with pytest.raises(Unavailable, match="a KV cache of 16 sequences need"):
-        Bench(replace(device, free_bytes=needed - 1), bmax=16, seed=1)
+        Kernel(replace(device, free_bytes=needed - 1), bmax=16, seed=1)
 
 
 def test_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
