@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,10 +25,9 @@ REPORT_INTERVAL_S: Final = 1.2
 # Other traffic may never end: the measurement then records that the engine was not idle.
 IDLE_TIMEOUT_S: Final = 12.0
 # Often enough to lose little time, and seldom enough to cost a run nothing. Reports come each
-# second: the looks begin shortly before the second next one.
+# second: a look is a tenth of a second nearer to one than the look before, and sees of ten in turn
+# one that was just made, since when least was sent.
 WATCH_INTERVAL_S: Final = 1.9
-LOOK_S: Final = 0.05
-MOST_LOOKS: Final = 24
 
 READY: Final = "ready"
 
@@ -153,16 +153,8 @@ async def accepted_of_others(endpoint: Endpoint, since: Snapshot, sent: Callable
     """
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
-        busy_s: float | None = None
-        for _ in range(MOST_LOOKS):  # until a new report, when least was sent since it was made
-            try:
-                found = (await engine_at(endpoint)).snapshot
-            except EndpointError:  # at the end it is an objection, should it last
-                break
+        with suppress(EndpointError):  # at the end it is an objection, should it last
+            found = (await engine_at(endpoint)).snapshot
             others = found.requests_total - since.requests_total - sent()
             if found.epoch == since.epoch and others > 0:
                 return others
-            if busy_s not in (None, found.busy_s):
-                break
-            busy_s = found.busy_s
-            await asyncio.sleep(LOOK_S)
