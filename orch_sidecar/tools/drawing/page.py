@@ -72,20 +72,17 @@ class Page:
         """Appends a paragraph that explains, which a terminal leaves out."""
         self._parts.append(element("p", text, class_="soft"))
 
-    def note(self, kind: str, title: str, lines: Iterable[str]) -> None:
-        """Appends a note that stands out, nothing without lines. `kind`: good, warn or bad."""
-        if not (found := list(lines)):
+    def list(self, lines: Iterable[str], title: str = "", kind: str = "") -> None:
+        """Appends lines as a list, with a title as a note that stands out; nothing without lines.
+        `kind`: good, warn or bad."""
+        if not (found := [*lines]):
             return
         listed = element("ul", *(element("li", line) for line in found))
-        self._parts.append(element("div", element("strong", title), listed, class_=f"note {kind}"))
-        self._say(f"{title}:", *(f"  {line}" for line in found))
-
-    def list(self, lines: Iterable[str]) -> None:
-        """Appends lines as a list, nothing without lines."""
-        found = list(lines)
-        if found:
-            self._parts.append(element("ul", *(element("li", line) for line in found)))
-            self._say(*(f"  {line}" for line in found))
+        if title:
+            listed = element("div", element("strong", title), listed, class_=f"note {kind}")
+            self._say(f"{title}:")
+        self._parts.append(listed)
+        self._say(*(f"  {line}" for line in found))
 
     def charts(self, charts: Iterable[Chart], title: str = "") -> None:
         """Appends charts, side by side where there is place, in a section of this title if it has

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, Final
 
 from orch_sidecar.engine_state.report import decode_steps_of, report_of
-from orch_sidecar.tools.bench.results.sweep import Fit, fit
+from orch_sidecar.tools.bench.results.sweep import Curve, fit
 from orch_sidecar.tools.simulate.compare import FullLoad, full_load
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Traffic
@@ -48,11 +48,11 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCurve(Fit):
+class StepCurve(Curve):
     """The curve of the milliseconds of a decode step through the measured points, which are in
     ascending order of their batch."""
 
-    points: tuple[Point, ...]
+    points: tuple[Point, ...] = ()
 
     @property
     def largest(self) -> int:

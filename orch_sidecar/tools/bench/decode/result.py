@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep
 from orch_sidecar.tools.bench.decode.shape import Shape
-from orch_sidecar.tools.bench.results.sweep import Fit
+from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals, figures, spread
 
 # A batch beyond this is a damaged file.
@@ -102,7 +102,7 @@ class DecodeResult:
     device: DeviceInfo
     runs: tuple[Run, ...] = ()
     points: tuple[Point, ...] = ()
-    fit: Fit | None = None
+    fit: Curve | None = None
     schema_version: Literal["orch.bench.decode/3"] = "orch.bench.decode/3"
 
 

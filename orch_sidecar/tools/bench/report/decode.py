@@ -14,7 +14,7 @@ from typing import Final
 
 from orch_sidecar.tools.bench.decode.result import Config, DecodeResult, DeviceInfo, Point, Run
 from orch_sidecar.tools.bench.report.sweep import fit_series, fit_text
-from orch_sidecar.tools.bench.results.sweep import Fit
+from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.drawing.chart import Chart, Series, bars_by_batch, by_size
 from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import number_text, percent
@@ -43,7 +43,7 @@ _COLUMNS: Final[Columns] = (
 def decode_report(found: DecodeResult) -> Page:
     """Returns the page of a result."""
     page = Page(f"Decode steps on {found.device.name}")
-    page.note("warn", "No measurement of a service", [_NO_LABEL])
+    page.list([_NO_LABEL], "No measurement of a service", "warn")
     for line in _device_lines(found.device):
         page.text(line)
     work = found.config.work or found.device.shape.multiply_adds
@@ -130,7 +130,7 @@ def _window_line(first: Run, last: Run) -> str:
     )
 
 
-def _charts(points: Sequence[Point], fit: Fit | None) -> Iterator[Chart]:
+def _charts(points: Sequence[Point], fit: Curve | None) -> Iterator[Chart]:
     """Yields tokens/s, how many steps there were, and how long they took, by batch."""
     batches = [float(point.batch) for point in points]
     rates = [Series("tokens/s", batches, [point.tokens_per_s for point in points])]

@@ -31,7 +31,6 @@ from orch_sidecar.tools.bench.results.result import (
     LoadgenDocument,
     Result,
     Status,
-    Trial,
 )
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, bars_by_batch
 from orch_sidecar.tools.drawing.page import Page, badge
@@ -118,7 +117,11 @@ def run_report(result: Result) -> Page:
     if result.trials:
         page.section("The search for the rate")
         page.text(f"A rate is met if {KEPT_SHARE:.0%} of its requests are within the SLO.")
-        page.table(("requests/s", "within the SLO", "met"), map(_trial, result.trials))
+        rows = (
+            (number_text(each.rate_per_s), percent(each.share), "yes" if each.kept else "no")
+            for each in result.trials
+        )
+        page.table(("requests/s", "within the SLO", "met"), rows)
     if result.loadgen is not None:
         page.section("By MLCommons' loadgen")
         _by_loadgen(page, result.loadgen)
@@ -139,11 +142,11 @@ def verdict(page: Page, result: Result, letter: str = "") -> None:
     page.text(name, badge(status, kind), f" · {meaning}")
     load = f"{result.scenario.text}, prompts: {result.scenario.prompts}"
     page.text(f"{engine_text(result.engine)} · {load} · {began(result)}")
-    page.note("bad" if kind == "bad" else "warn", "Why", result.reasons)
+    page.list(result.reasons, "Why", "bad" if kind == "bad" else "warn")
     if not letter:
-        page.note("warn", "What it lacks to be published", result.shortfalls)
-    page.note("warn", "Given by the user, not reported by the engine", result.engine.given)
-    page.note("warn", "The client may be the bottleneck", result.client.bottleneck)
+        page.list(result.shortfalls, "What it lacks to be published", "warn")
+    page.list(result.engine.given, "Given by the user, not reported by the engine", "warn")
+    page.list(result.client.bottleneck, "The client may be the bottleneck", "warn")
 
 
 def began(result: Result) -> str:
@@ -189,10 +192,6 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
         share = f"{result.prefix_hit_ratio:.1%}"
         lines.append(f"{share} of the prompt tokens were in its prefix cache")
     page.list(lines)
-
-
-def _trial(each: Trial) -> tuple[str, str, str]:
-    return number_text(each.rate_per_s), percent(each.share), "yes" if each.kept else "no"
 
 
 def _by_loadgen(page: Page, found: LoadgenDocument) -> None:

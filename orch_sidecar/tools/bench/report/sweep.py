@@ -8,7 +8,7 @@ from typing import Final
 from orch_sidecar.tools.bench.report.measures import Measure, measures_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
 from orch_sidecar.tools.bench.results.result import Status
-from orch_sidecar.tools.bench.results.sweep import Curve, Fit, Point, Sweep
+from orch_sidecar.tools.bench.results.sweep import Curve, Point, Sweep
 from orch_sidecar.tools.drawing.chart import Chart, Series, apart, by_size
 from orch_sidecar.tools.drawing.page import Columns, Page, badge
 from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
@@ -51,7 +51,7 @@ def sweep_report(sweep: Sweep) -> Page:
     )  # fmt: skip
     kind = ("sound", "good") if sweep.is_sound else ("not sound", "bad")
     page.text(badge(*kind), text)
-    page.note("bad", "Incomplete", filter(None, [sweep.ended_by]))
+    page.list(filter(None, [sweep.ended_by]), "Incomplete", "bad")
     page.text(f"{began(first)} · {len(sweep.results)} runs")
     page.charts(sweep_charts(sweep), "Curves")
     page.section("Points")
@@ -149,7 +149,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     return [by_size(*chart) for chart in charts if chart[4]]
 
 
-def fit_text(fit: Fit | None) -> str:
+def fit_text(fit: Curve | None) -> str:
     """Returns the curve of a step's time and how far it is off, or why there is none."""
     if fit is None:
         return "t(b) was not fitted, which needs three different batches."
@@ -164,7 +164,7 @@ def _formula(curve: Curve) -> str:
     return f"{number_text(curve.t0)} + {number_text(curve.c)} · {power}"
 
 
-def fit_series(fit: Fit | None, batches: Sequence[float]) -> list[Series]:
+def fit_series(fit: Curve | None, batches: Sequence[float]) -> list[Series]:
     """Returns the curve between the smallest and the largest batch, if it describes them."""
     if fit is None or fit.worst_error > _POOR_FIT:
         return []

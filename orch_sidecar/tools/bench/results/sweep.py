@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -35,25 +35,20 @@ _ALPHAS: Final = tuple(step / 100 for step in range(100, 4, -1))
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """t0 + c * b^alpha. `t0` and `c` have the unit of the time."""
+    """t0 + c * b^alpha. `t0` and `c` have the unit of the time. `worst_error`: the largest relative
+    deviation of a point that it was fitted to: 0.05 means 5 %."""
 
     t0: float
     c: float
     alpha: float
+    worst_error: float = 0.0
 
     def at(self, batch: float) -> float:
         """Returns the time of a step of `batch` sequences."""
         return self.t0 + self.c * math.pow(batch, self.alpha)
 
 
-@dataclass(frozen=True, slots=True)
-class Fit(Curve):
-    """A fitted curve. `worst_error`: the largest relative deviation of a point: 0.05 means 5 %."""
-
-    worst_error: float
-
-
-def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
+def fit(points: Sequence[tuple[float, float]]) -> Curve | None:
     """Returns the least-squares curve of points (batch, time) by relative deviation.
 
     A batch is at least 1, may be a mean, and may occur more than once; times are above 0. Returns
@@ -63,7 +58,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
         return None
     best = min((_line(points, alpha) for alpha in _ALPHAS), key=lambda curve: _off(points, curve))
     worst = max(abs(best.at(batch) - time) / time for batch, time in points)
-    return Fit(best.t0, best.c, best.alpha, worst)
+    return replace(best, worst_error=worst)
 
 
 def _sizes(batches: Sequence[float]) -> int:
@@ -131,7 +126,7 @@ class Sweep(Document):
 
     schema_version: Literal["orch.sweep/3"] = "orch.sweep/3"
     ended_by: str
-    fit: Fit | None
+    fit: Curve | None
     results: Annotated[list[Result], Field(min_length=1)]
 
     @property
@@ -166,7 +161,7 @@ def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
     # By batch, not by clients: more clients than slots do not enlarge the batch.
     sound = (point for point in found.points if point.result.is_sound)
     curve = fit([(point.batch, ms) for point in sound if (ms := point.tpot_p50_ms)])
-    rounded = curve and Fit(*(round(each, 4) for each in astuple(curve)))
+    rounded = curve and Curve(*(round(each, 4) for each in astuple(curve)))
     return found.model_copy(update={"fit": rounded})
 
 

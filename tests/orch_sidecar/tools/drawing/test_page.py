@@ -20,7 +20,7 @@ CHART = by_size(
 def written() -> pages.Page:
     page = pages.Page(HOSTILE)
     page.text(pages.badge(HOSTILE, "good"), HOSTILE)
-    page.note("bad", HOSTILE, [HOSTILE])
+    page.list([HOSTILE], HOSTILE, "bad")
     page.section(HOSTILE)
     page.charts([CHART, CHART])
     page.charts([CHART])
@@ -60,7 +60,7 @@ def test_terminal_has_texts_and_tables_and_headings_of_what_it_shows() -> None:
     page.text(pages.badge("valid", "good"), ": a text")
     page.remark("an explanation")
     page.table(("name", "n"), [("a", "10"), ("longer", "9")])
-    page.note("warn", "Why", ["this"])
+    page.list(["this"], "Why", "warn")
     page.list([])
     assert page.plain.splitlines() == [
         "title", "", "figures", "valid: a text", "name     n", "a       10", "longer   9", "Why:",
