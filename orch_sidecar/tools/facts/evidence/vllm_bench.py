@@ -34,9 +34,9 @@ _REFUSED: Final = {
 _DETAILS: Final = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "queue_times")
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Seconds = Annotated[tuple[float, ...] | None, Field(strict=False)]
-_Waits = Annotated[tuple[Annotated[float, Field(ge=0)], ...] | None, Field(strict=False)]
-_Counts = Annotated[tuple[Count, ...] | None, Field(strict=False)]
+_Seconds = Annotated[tuple[float, ...], Field(strict=False)]
+_Waits = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False)]
+_Counts = Annotated[tuple[Count, ...], Field(strict=False)]
 _LocalTime = Annotated[  # as if it were UTC's
     datetime,
     BeforeValidator(lambda text: datetime.strptime(str(text), "%Y%m%d-%H%M%S").replace(tzinfo=UTC)),
@@ -66,12 +66,12 @@ class _Result(Fields):
     date: _LocalTime | None = None
     measurement_type: Claim = None
     spec_decode_acceptance_length: float | None = None
-    input_lens: _Counts = None
-    output_lens: _Counts = None
-    start_times: _Seconds = None
-    ttfts: _Seconds = None
-    latencies: _Seconds = None
-    queue_times: _Waits = None
+    input_lens: _Counts = ()
+    output_lens: _Counts = ()
+    start_times: _Seconds = ()
+    ttfts: _Seconds = ()
+    latencies: _Seconds = ()
+    queue_times: _Waits = ()
 
     @property
     def schedule(self) -> Arrivals | None:
@@ -119,10 +119,8 @@ def _served(result: _Result) -> list[CompletedRequest]:
     lists = [getattr(result, name) for name in _DETAILS]
     total = result.completed + result.failed
     for name, values in zip(_DETAILS, lists, strict=True):
-        if values is None:
-            raise Rejection(name, values, "must be there: vLLM writes it with --save-detailed")
         if len(values) != total:
-            rule = f"must have a value for each of {total} requests"
+            rule = f"must have a value for each of {total} requests, as with --save-detailed"
             raise Rejection(name, f"{len(values)} values", rule)
     served = []
     for input_tokens, output_tokens, sent_s, ttft_s, latency_s, queue_s in zip(*lists, strict=True):

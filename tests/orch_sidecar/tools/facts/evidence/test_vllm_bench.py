@@ -122,7 +122,7 @@ def test_file_without_an_answer_or_of_another_benchmark_is_rejected(name: str, f
         ({"backend": "openai-audio"}, "backend", "'vllm', 'openai' or 'openai-chat'"),
         ({"probe_completed": 3}, "probe_completed", "not counted"),
         ({"measurement_type": "fast"}, "measurement_type", "should be 'single_stream', "),
-        (dict.fromkeys(DETAILS, LEFT_OUT), "input_lens", "vLLM writes it with --save-detailed"),
+        (dict.fromkeys(DETAILS, LEFT_OUT), "input_lens", "requests, as with --save-detailed"),
         ({"date": "21.11.2026"}, "date", "does not match format '%Y%m%d-%H%M%S'"),
         ({"ttfts": [0.1]}, "ttfts", "for each of 45 requests"),
         ({"output_lens": [32] * 44 + [31]}, "output_lens", "must be 1440 tokens of 45 answers"),
