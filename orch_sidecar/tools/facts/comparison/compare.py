@@ -24,7 +24,7 @@ from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text, rounded
 from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.tables.check import LocatedRow
-from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, time_note
+from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Loop, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row, run_of
 
 
@@ -88,7 +88,7 @@ class Way:
     letter: str
     name: str
     measurement_type: Label
-    arrivals: condition.Loop
+    arrivals: Loop
     scheduling: str
     points: tuple[Point, ...]
 
@@ -186,13 +186,15 @@ def _repeated(
 
 def _ways(rows: Sequence[Row], remarks: Remarks, letters: Iterator[str]) -> tuple[Way, ...]:
     """Returns the ways in the order of the labels, related to a single stream if there is one."""
-    found: dict[tuple[Label, condition.Loop, str], list[Row]] = {}
+    found: dict[tuple[Label, Loop, str], list[Row]] = {}
     for row in rows:
         label, notes = row.measurement_type, row.notes
-        loop, scheduling = condition.loop_of(label, notes), condition.scheduling_of(notes)
+        # A single stream is a closed loop of one, noted or not.
+        loop = Loop.CLOSED if label is Label.SINGLE_STREAM else notes.loop
+        scheduling = condition.scheduling_of(notes)
         found.setdefault((label, loop, scheduling), []).append(row)
     setups = Counter(way[:2] for way in found)
-    order = [*Label, *condition.Loop]
+    order = [*Label, *Loop]
     ways = sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1])))
     points = [_points(found[way], remarks) for way in ways]
     # It is the first one: labels are in this order.
@@ -203,9 +205,9 @@ def _ways(rows: Sequence[Row], remarks: Remarks, letters: Iterator[str]) -> tupl
     )
 
 
-def _name(way: tuple[Label, condition.Loop, str], *, several: bool) -> str:
+def _name(way: tuple[Label, Loop, str], *, several: bool) -> str:
     label, loop, scheduling = way
-    implied = {Label.SINGLE_STREAM: condition.Loop.CLOSED, Label.OFFLINE: condition.Loop.AT_ONCE}
+    implied = {Label.SINGLE_STREAM: Loop.CLOSED, Label.OFFLINE: Loop.AT_ONCE}
     words = [label.value] if implied.get(label) is loop else [label.value, loop.value]
     return ", ".join([*words, scheduling] if several else words)
 

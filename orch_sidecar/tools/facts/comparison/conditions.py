@@ -9,7 +9,6 @@ never averaged.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
@@ -25,15 +24,6 @@ _FEW_HITS: Final = 0.01
 # template. Within a tenth the work differs by a tenth at most.
 _BAND_SHARE: Final = 0.1
 _BAND_TOKENS: Final = 4
-
-
-class Loop(StrEnum):
-    """What determines when a request arrives."""
-
-    OPEN = "open loop"  # a schedule
-    CLOSED = "closed loop"  # the answer to another request
-    AT_ONCE = "all at once"
-    UNKNOWN = "arrivals unknown"
 
 
 CONDITIONS: Final = (
@@ -84,18 +74,6 @@ def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str
         names.PREFIX_HIT_RATIO: _prefix_hits(notes),
     }
     return {name: known.get(name) or notes.get(name, UNKNOWN) for name in CONDITION_NAMES}
-
-
-def loop_of(label: Label, notes: names.RowNotes) -> Loop:
-    """Returns the kind of arrivals. A single stream is a closed loop of one, noted or not."""
-    arrivals = notes.arrivals
-    if label is Label.SINGLE_STREAM:
-        return Loop.CLOSED
-    if arrivals not in set(Arrivals):
-        return Loop.UNKNOWN
-    if Arrivals(arrivals).in_turn:
-        return Loop.CLOSED
-    return Loop.AT_ONCE if arrivals == Arrivals.AT_ONCE else Loop.OPEN
 
 
 def scheduling_of(notes: names.RowNotes) -> str:

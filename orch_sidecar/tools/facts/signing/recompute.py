@@ -31,7 +31,7 @@ from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun, seen_by_client
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.notes import Arrivals, Loop
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import row_fields
 
@@ -264,9 +264,9 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     beside = [call for call in run.calls if call.due_s is None]
     if load.trace is not None:
         clients = load.trace.bulk_clients
-    elif kind.in_turn and scheduled:
+    elif kind.loop is Loop.CLOSED and scheduled:
         yield f"arrivals is {kind}, the client's requests had a schedule"
-    if not (kind.in_turn or scheduled):
+    if not (kind.loop is Loop.CLOSED or scheduled):
         yield f"arrivals is {kind}, the client's requests had no schedule"
     if beside and clients is not None:
         paused = bool(run.bottleneck)

@@ -28,8 +28,7 @@ from orch_sidecar.tools.facts.tables.row import (
     run_of,
 )
 
-# Requests arrive by a schedule in all others.
-_UNSCHEDULED: Final = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP, Arrivals.AT_ONCE)
+_UNSCHEDULED: Final = (names.Loop.CLOSED, names.Loop.AT_ONCE)
 # Notes of rows whose batching is known, and of those to be confirmed.
 _CONFIRMED_NOTES: Final = (names.BATCH_MEAN, names.BATCH_MAX)
 _CLAIM_NOTES: Final = ("claim", "batch_is")
@@ -119,7 +118,7 @@ def _absent(row: Row, notes: RowNotes) -> Iterator[Finding]:
         (_CLAIM_NOTES, row.is_confirmed, labelled),
         (_CONFIRMED_NOTES, not row.is_confirmed, labelled),
         (("burstiness",), arrivals not in (None, Arrivals.GAMMA), arrived),
-        (("rate_per_s",), arrivals in _UNSCHEDULED, arrived),
+        (("rate_per_s",), notes.loop in _UNSCHEDULED, arrived),
         (names.REPLAYED, notes.arrivals != Arrivals.TRACE, arrived),
         (("acceptance_length",), notes.get("speculative") == "none", " with speculative=none"),
         (("served_as",), notes.get("served_as") == row.model_id, ": it equals model_id"),
@@ -149,7 +148,7 @@ def _batch(row: Row, notes: RowNotes) -> Iterator[Finding]:
         yield names.BATCH_MAX, f"must be at least {notes.pair(names.BATCH_MEAN)}"
     if notes.get("batch_is") == "overlap":
         # By a schedule, an answer that was not streamed may count from before it was sent.
-        limits = ("requests", "at_once")[: 1 + (arrivals in _UNSCHEDULED)]
+        limits = ("requests", "at_once")[: 1 + (notes.loop in _UNSCHEDULED)]
         for name in limits:
             if batch > (notes.count(name) or batch):
                 yield "batch", f"must be at most {notes.pair(name)}"

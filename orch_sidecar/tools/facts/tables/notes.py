@@ -27,6 +27,15 @@ def _note(name: str, form: Form) -> str:
     return name
 
 
+class Loop(StrEnum):
+    """What determines when a request arrives."""
+
+    OPEN = "open loop"  # a schedule
+    CLOSED = "closed loop"  # the answer to another request
+    AT_ONCE = "all at once"
+    UNKNOWN = "arrivals unknown"
+
+
 class Arrivals(StrEnum):
     """How requests arrive: the values of the note `arrivals`. A trace may be named by the first
     digits of its SHA-256: `trace:0123456789abcdef`."""
@@ -42,9 +51,11 @@ class Arrivals(StrEnum):
     OPEN_LOOP = "open_loop"  # a schedule of one of these kinds, as the times of spans show it
 
     @property
-    def in_turn(self) -> bool:
-        """Whether a request follows the end of another one, without a schedule."""
-        return self in (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP)
+    def loop(self) -> Loop:
+        """What determines when a request arrives."""
+        if self in (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP):
+            return Loop.CLOSED
+        return Loop.AT_ONCE if self is Arrivals.AT_ONCE else Loop.OPEN
 
 
 # Sequences per decode step: the mean over the steps of the window, and the largest. The column
@@ -200,6 +211,12 @@ class RowNotes(dict[str, str]):
         value = self.get("arrivals")
         kind = (value or "").partition(":")[0]
         return Arrivals.TRACE.value if kind == Arrivals.TRACE else value
+
+    @property
+    def loop(self) -> Loop:
+        """What determined when a request arrived."""
+        kind = self.arrivals
+        return Arrivals(kind).loop if kind in set(Arrivals) else Loop.UNKNOWN
 
     @property
     def given(self) -> list[str]:

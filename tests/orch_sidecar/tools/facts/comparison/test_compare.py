@@ -17,7 +17,8 @@ from orch_sidecar.tools.facts.comparison.compare import (
     charts_of,
     compare,
 )
-from orch_sidecar.tools.facts.comparison.conditions import CONDITION_NAMES, Loop, bands
+from orch_sidecar.tools.facts.comparison.conditions import CONDITION_NAMES, bands
+from orch_sidecar.tools.facts.tables.notes import Loop
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.facts.comparison import compared, located, text_of
 from tests.orch_sidecar.tools.facts.comparison.real_names import sets
