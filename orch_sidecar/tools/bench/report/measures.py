@@ -26,10 +26,11 @@ from typing import Final, TypeVar
 from orch_sidecar.tools.arguments import SLO_TIMES
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
-from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest, percentile
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.recorded import Call, met_of, waited_for
 from orch_sidecar.tools.facts.tables import publication
+from orch_sidecar.tools.facts.tables.notes import PERCENTILES
 from orch_sidecar.tools.facts.tables.row import Label
 
 # Between 10 and 30 sections are usual (B. Schmeiser, "Batch size effects in the analysis of
@@ -215,7 +216,7 @@ def measures_of(result: Result) -> dict[str, Measure]:
 
 def percentiles_of(count: int) -> dict[str, float]:
     """Returns the percentiles that so many values can give: one of them is beyond it at least."""
-    return {at: p for at, p in PERCENTILES.items() if p <= 50 or count * (100 - p) >= 100}
+    return {f"p{p}": p for p in PERCENTILES if p <= 50 or count * (100 - p) >= 100}
 
 
 def times_of(result: Result) -> list[Times]:

@@ -29,7 +29,7 @@ from orch_sidecar.tools.bench.load.call import Call, Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.result import LoadgenDocument
-from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.notes import PERCENTILES, Arrivals
 
 _PACKAGE: Final = "mlcommons-loadgen"
 _SCENARIOS: Final = {
@@ -52,7 +52,6 @@ _SAMPLE: Final = re.compile(
 _NS_PER_S: Final = 1e9
 _LINE: Final = ":::MLLOG "
 _NS_PER_MS: Final = 1_000_000
-_PERCENTILES: Final = (50, 90, 95, 99)
 # Its names of mean and percentiles, by ours.
 _TIMES: Final = {
     "latency": ("result_mean_latency_ns", "result_{}.00_percentile_latency_ns"),
@@ -232,6 +231,6 @@ def _figures(calls: Sequence[Call], began_s: float) -> Iterator[tuple[str, str, 
         times_ms = sorted(1000 * each for each in known if each is not None)
         if times_ms:
             yield mean_key, f"{name} mean, ms", _NS_PER_MS, fmean(times_ms)
-        for p in _PERCENTILES if times_ms else ():
+        for p in PERCENTILES if times_ms else ():
             ours = times_ms[len(times_ms) * p // 100]
             yield percentile_key.format(p), f"{name} p{p}, ms", _NS_PER_MS, ours

@@ -21,11 +21,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orch_sidecar.tools.facts.labels.intervals import Interval, most
-from orch_sidecar.tools.facts.tables.notes import TIMES, time_note
+from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, time_note
 from orch_sidecar.tools.facts.tables.publication import estimate
-
-# The percentiles of a spread, by their names.
-PERCENTILES: Final[Mapping[str, float]] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 # Those in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
 # 90th of the latency.
@@ -133,9 +130,9 @@ def spread(values: Sequence[float]) -> Spread | None:
     if not values:
         return None
     ordered = sorted(values)
-    at = [percentile(values, p) for p in PERCENTILES.values()]
+    at = [percentile(values, p) for p in PERCENTILES]
     p50, p90, p95, p99 = (each for each in at if each is not None)
-    estimates = {name: estimate(ordered, p) for name, p in PERCENTILES.items()}
+    estimates = {f"p{p}": estimate(ordered, p) for p in PERCENTILES}
     early = {name: value for name, value in estimates.items() if value is not None}
     return Spread(sum(values) / len(values), p50, p90, p95, p99, ordered[-1], early)
 
