@@ -117,6 +117,12 @@ def raw(name: str) -> bytes:
     return name.lower().encode("ascii")
 
 
+def text_of(value: bytes | None) -> str:
+    """Returns the value of a field of a client; empty if it is absent. llhttp leaves blanks at its
+    end."""
+    return "" if value is None else value.rstrip(b" \t").decode("utf-8", "surrogateescape")
+
+
 def field_line(name: str, value: str) -> bytes:
     """Returns a whole header line, or the template of one if the value has a placeholder."""
     return b"%b: %b\r\n" % (raw(name), value.encode())

@@ -27,7 +27,7 @@ from orch_sidecar.admission.prediction.freed_slots import ReleaseRate
 from orch_sidecar.api import options
 from orch_sidecar.api.endpoints import ENGINE_METRICS, METRICS, PROBES, WITHOUT_KEY
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, X_ORCH_CLASS
+from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, X_ORCH_CLASS, text_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.browsers import AllowedHosts, is_loopback, parse_address
 from orch_sidecar.auth.budgets import Bucket, Budgets, Fields, Reservation
@@ -178,13 +178,12 @@ class Authorizer:
         if (self._checks_hosts or (self._on_loopback and keys is None)) and path not in PROBES:
             host = head.host
             if host not in self._hosts.accepted:
-                text = None if host is None else host.decode("utf-8", "surrogateescape")
-                refused = self._hosts.check([] if text is None else [text])
+                refused = self._hosts.check([] if host is None else [text_of(host)])
                 if refused is not None:
                     return refused
         if keys is None or (path in WITHOUT_KEY and path != METRICS):
             return None
-        value = (head.credential or b"").decode("utf-8", "surrogateescape")
+        value = text_of(head.credential)
         if not value:
             return None if path == METRICS else _NO_KEY
         key = without_scheme(value)
@@ -204,7 +203,7 @@ class Authorizer:
         client would send the key. None: clients need no key."""
         if self.keys is None:
             return None
-        digest = bytes.fromhex((head.credential or b"").decode("ascii"))
+        digest = bytes.fromhex(text_of(head.credential))
         return self.keys.get(digest) or _KEY_REMOVED
 
     def sees_all(self, key: ApiKey | None) -> bool:

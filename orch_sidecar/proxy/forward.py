@@ -96,9 +96,11 @@ def _head(request: Request, pool: Pool) -> bytes:
         length = len(request.body) + len(request.salt)
         lease = "" if ticket is None else f"{_LEASE}: {ticket.id}\r\n"
         lines = f"{lines}{_CONTENT_LENGTH}: {length}\r\n{lease}"
-    if request.trace is not None:
+    if request.trace is None:
+        ours = pool.address + lines.encode()
+    else:
         lines += request.trace.dispatched()
-    ours = pool.address + lines.encode("utf-8", "surrogateescape")
+        ours = pool.address + lines.encode("utf-8", "surrogateescape")
     if ticket is not None:
         assert record.service_class is not None
         ours += pool.class_fields[record.service_class]

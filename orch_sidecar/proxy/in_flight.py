@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from orch_sidecar.api.headers import X_ORCH_REQUEST_ID
+from orch_sidecar.api.headers import X_ORCH_REQUEST_ID, text_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import credential, key_bytes, without_scheme
 
@@ -45,8 +45,9 @@ class InFlight:
 
     def __init__(self) -> None:
         self._requests: dict[RequestName, Request] = {}
-        self._ended: dict[RequestName, str | bytes] = {}
-        self._ended_before: dict[RequestName, str | bytes] = {}
+        # With what each was sent, of a long key the digest in hexadecimal.
+        self._ended: dict[RequestName, bytes | str] = {}
+        self._ended_before: dict[RequestName, bytes | str] = {}
         self._secret = os.urandom(32)
 
     def __len__(self) -> int:
@@ -72,10 +73,8 @@ class InFlight:
     def end(self, name: RequestName) -> None:
         """Removes a request that has ended. Raises KeyError if it is not registered."""
         http = self._requests.pop(name).http
-        sent = http.credential
-        key: str | bytes = "" if sent is None else sent.decode("utf-8", "surrogateescape")
-        ended = self._ended
-        ended[name] = key if len(key) <= _LONG_KEY else self._digest(key)
+        sent, ended = http.credential or b"", self._ended
+        ended[name] = sent if len(sent) <= _LONG_KEY else self._digest(text_of(sent)).hex()
         if len(ended) >= ENDED_KEPT:
             self._ended_before, self._ended = ended, {}
 
@@ -110,21 +109,17 @@ class InFlight:
     def _belongs_to(self, key: bytes, name: RequestName) -> bool:
         """Returns whether the request was sent with that key (a digest)."""
         request = self._requests.get(name)
-        owner: str | bytes | None
         if request is not None:
-            owner = credential(request.http.headers) or ""
+            sent: bytes | str | None = request.http.credential or b""
         else:
-            owner = self._ended.get(name)
-            if owner is None:
-                owner = self._ended_before.get(name)
+            sent = self._ended.get(name, self._ended_before.get(name))
         # Compared for unknown ids, too, so that timing does not reveal which ids exist.
-        same = hmac.compare_digest(self._digest(owner or ""), key)
-        return owner is not None and same
+        known = sent if isinstance(sent, str) else self._digest(text_of(sent)).hex()
+        same = hmac.compare_digest(known, key.hex())
+        return sent is not None and same
 
-    def _digest(self, key: str | bytes) -> bytes:
-        """Returns the digest of a key as the client sent it; a digest is returned unchanged."""
-        if isinstance(key, bytes):
-            return key
+    def _digest(self, key: str) -> bytes:
+        """Returns the digest of a key as the client sent it."""
         return hashlib.blake2b(key_bytes(without_scheme(key)), key=self._secret).digest()
 
 

@@ -18,9 +18,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from orch_sidecar.api.endpoints import ENDPOINTS
-from orch_sidecar.api.headers import CONTENT_LENGTH, HOST, TRANSFER_ENCODING, raw
+from orch_sidecar.api.headers import CONTENT_LENGTH, HOST, TRANSFER_ENCODING, raw, text_of
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.wire.forwarding import BLANKS, Fields, HeaderNames, header_names, text_of
+from orch_sidecar.wire.forwarding import Fields, HeaderNames, header_names
 from orch_sidecar.wire.unreadable import CONNECT, not_http, refusal_of, url_of
 
 # Requests of one connection that are parsed while one is served; those of one slice may be more.
@@ -34,6 +34,7 @@ _BODY_BYTES: Final = 262_144
 _NO_LENGTH: Final = 2**63
 _JSON: Final = b"application/json"
 _METHODS: Final = {each.encode(): each for each in ("GET", "HEAD", "POST", "PUT", "DELETE")}
+_TARGETS: Final = {path.encode(): path for path in ENDPOINTS}
 _FRAMING: Final = frozenset(map(raw, (CONTENT_LENGTH, TRANSFER_ENCODING)))
 _HEAD_END: Final = b"\r\n\r\n"
 _CLOSED: Final = httptools.HttpRequestParser(object())
@@ -46,8 +47,8 @@ class ClientRequest:
     `names`: what their names decide. `http11`: its version is 1.1. `keep_alive`: another request
     may follow on the connection. `malformed`: why it cannot be served, whatever it asks for.
     `complete`: its body has arrived. `asks_to_close`: the client expects that the connection ends
-    with the response. `is_json`: it says that its body is, as most clients do. `host`: the field.
-    `credential`: the one with the client's key. None if they are absent.
+    with the response. `is_json`: it says that its body is, as most clients do. `host`,
+    `credential`: this field, and the one with the client's key, as they were sent; or None.
     """
 
     __slots__ = (
@@ -97,7 +98,7 @@ class ClientRequest:
         at = names.content_type
         self.is_json = at >= 0 and fields[at][1] == _JSON
         at = names.credential
-        self.credential: bytes | None = fields[at][1].rstrip(BLANKS) if at >= 0 else None
+        self.credential: bytes | None = fields[at][1] if at >= 0 else None
         self.stream: StreamReader | None = None  # of any other body, once it is read
         self._headers: CIMultiDictProxy[str] | None = None
         self._url: URL | None = None
@@ -162,11 +163,10 @@ class ClientRequest:
         fault = fault or self.names.fault
         if fault is None and self.http11 and self.names.host < 0:
             fault = f"{HOST} is missing"
-        if self.target not in ENDPOINTS:
-            try:
-                self.rel_url  # noqa: B018
-            except ValueError:
-                fault, self.target = fault or "its target is not a URL", "/"
+        try:
+            self.rel_url  # noqa: B018
+        except ValueError:
+            fault, self.target = fault or "its target is not a URL", "/"
         if fault is not None:
             self.malformed, self.keep_alive = not_http(fault), False
 
@@ -355,11 +355,11 @@ class RequestParser:
             too_long, self._head_bytes = self._too_long(target, fields), 0
         names, keep_alive = header_names(b"\n".join(self._names)), llhttp.should_keep_alive()
         self._names.clear()
-        method = _METHODS.get(sent := llhttp.get_method())
+        method, known = _METHODS.get(sent := llhttp.get_method()), _TARGETS.get(target)
         request = ClientRequest(
             self._protocol,
             method or sent.decode("ascii"),
-            target.decode("utf-8", "surrogateescape"),
+            known or target.decode("utf-8", "surrogateescape"),
             fields,
             names,
             # Of other versions a connection is kept only if `Connection` says so.
@@ -368,7 +368,7 @@ class RequestParser:
         )
         self.ready.append(request)
         self._arriving = request
-        if too_long or names.unusual or request.target not in ENDPOINTS or method is None:
+        if too_long or names.unusual or known is None or method is None:
             request.examine(too_long)
             if llhttp.should_upgrade():
                 request.keep_alive, self._upgrading, self._arriving = False, request, None

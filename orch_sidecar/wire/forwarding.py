@@ -99,8 +99,6 @@ _TRANSFER_ENCODING: Final = raw(TRANSFER_ENCODING)
 _TRACEPARENT: Final = raw(TRACEPARENT)
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
 _CONTENT_TYPE: Final = raw(CONTENT_TYPE)
-# llhttp leaves them at the end of a value.
-BLANKS: Final = b" \t"
 # Whoever reads a second one decides otherwise than who reads the first.
 _ONCE: Final = (_HOST, _CONTENT_TYPE, _CONTENT_LENGTH, _TRANSFER_ENCODING)
 _EVENT_STREAM: Final = b"text/event-stream"
@@ -135,11 +133,6 @@ class HeaderNames:
     credential: int
     fault: str | None
     unusual: bool
-
-
-def text_of(value: bytes) -> str:
-    """Returns the value of a field of a client."""
-    return value.rstrip(BLANKS).decode("utf-8", "surrogateescape")
 
 
 def request_head(

@@ -96,7 +96,7 @@ def test_long_key_is_remembered_by_a_digest() -> None:
     long = {"Authorization": "Bearer " + "k" * 4000}
     requests = running(Request(**long))
     requests.end(ID)
-    assert isinstance(requests._ended[ID], bytes)
+    assert len(requests._ended[ID]) == 128
     assert requests.cancel(ID, client(**long))
     assert not requests.cancel(ID, client(Authorization="Bearer " + "k" * 3999))
     assert requests.cancel(ID, client(x_api_key="k" * 4000))
