@@ -34,8 +34,7 @@ _FORMULA: Final = re.compile(r"""(?:\A|;)[\s"']*([=+\-@\uff1d\uff0b\uff0d\uff20]
 
 _CONTROL_NAMES: Final = {"\0": "NULL", "\t": "CHARACTER TABULATION", "\x1b": "ESCAPE"}
 
-
-_SIGNIFICANT_DIGITS: Final = 6
+SIGNIFICANT_DIGITS: Final = 6  # of a number in a row
 # Far below any rounding, and above the errors of the arithmetic here.
 _ARITHMETIC: Final = 1e-12
 
@@ -74,7 +73,7 @@ class Form:
         """
         slack = value * _ARITHMETIC + sum(0.5 * 10.0**-each for each in self.decimals)
         if value > 0:
-            last_digit = math.floor(math.log10(value)) + 1 - _SIGNIFICANT_DIGITS
+            last_digit = math.floor(math.log10(value)) + 1 - SIGNIFICANT_DIGITS
             slack += 0.5 * 10.0**last_digit if last_digit > -self.decimals[-1] else 0.0
         return Rounded(max(0.0, value - slack), value + slack)
 

@@ -14,6 +14,7 @@ from typing import Annotated, Final, NamedTuple, get_type_hints
 
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.forms import (
+    SIGNIFICANT_DIGITS,
     TEXT,
     THROUGHPUT,
     Form,
@@ -154,7 +155,7 @@ def format_notes(notes: Mapping[str, str | int | float]) -> str:
     for key, value in notes.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"the note {key}={value} must be a finite number")
-        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        text = f"{value:.{SIGNIFICANT_DIGITS}g}" if isinstance(value, float) else str(value)
         if any(mark in text for mark in ";\n\r"):
             raise ValueError(f"the note {key}={text!r} must be one line without a semicolon")
         parts.append(f"{key}={text}")

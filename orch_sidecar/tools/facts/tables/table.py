@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
+from orch_sidecar.tools.facts.tables.forms import SIGNIFICANT_DIGITS
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 
 # The line end of an empty table. RFC 4180 asks for CRLF; facts live in repositories, where every
 # other file ends its lines with LF.
 _LINE_END: Final = "\n"
 _MARK: Final = "\ufeff"
-
-_SIGNIFICANT_DIGITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def record_text(fields: Sequence[str], line_end: str) -> str:
 def row_fields(row: Row) -> tuple[str, ...]:
     """Formats a row as the fields of its record, the throughput with at most six significant digits
     and without an exponent."""
-    throughput = Decimal(f"{row.throughput_tokens_per_sec:.{_SIGNIFICANT_DIGITS}g}")
+    throughput = Decimal(f"{row.throughput_tokens_per_sec:.{SIGNIFICANT_DIGITS}g}")
     texts = {"throughput_tokens_per_sec": format(throughput, "f")}
     return tuple(texts.get(name) or str(getattr(row, name)) for name in COLUMNS)
 
