@@ -36,7 +36,6 @@ from orch_sidecar.tools.drawing.picture import drawn
 from orch_sidecar.tools.facts.commands.terminal import add_command
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.terminal import escape_unencodable_output
@@ -166,7 +165,7 @@ def add_row(result: Result, facts: Path) -> None:
     OSError, Unavailable and ValueError.
     """
     row, signed = row_of(result), result.evidence.signed
-    if signed is not None and not invalid_fields(row):
+    if signed is not None:
         measured = result.model_dump(mode="json", exclude=UNUSED)
         content, row = evidence_of(signed, row, measured)
         files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)

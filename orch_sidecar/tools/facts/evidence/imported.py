@@ -34,7 +34,6 @@ from orch_sidecar.tools.facts.labels.measured import (
     row_of,
 )
 from orch_sidecar.tools.facts.labels.observation import States, observed
-from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import STATES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
 
@@ -103,12 +102,9 @@ def to_row(run: Run, known: States | Engine, source: Source) -> Row:
             own = {name: ms for name, ms in known_ms if not name.startswith("tpot_")}
             run = replace(run, own_ms=own)
     try:
-        row = row_of(run, label, engine, model, source.tag)
+        return row_of(run, label, engine, model, source.tag)
     except ValueError as error:
-        raise Rejection("scenario_notes", str(run.named["tool"]), str(error)) from None
-    for fault in invalid_fields(row):
-        raise Rejection(fault.name, fault.value, fault.rule)
-    return row
+        raise Rejection("the row", source.tag, str(error)) from None
 
 
 def _earned(run: Run, states: States) -> Label:

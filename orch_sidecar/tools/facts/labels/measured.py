@@ -15,6 +15,7 @@ from orch_sidecar.tools.facts.labels.load import Load, Notes
 from orch_sidecar.tools.facts.labels.observation import Batches, RunTimes, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables import notes as names
+from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.row import (
     MEANINGS,
@@ -131,9 +132,9 @@ class Run:
 
 
 def row_of(run: Run, label: Label, engine: KnownEngine, model: Model, source_tag: str) -> Row:
-    """Returns the row of a run by its label. Raises ValueError for a text that no note can hold."""
+    """Returns the row of a run by its label. Raises ValueError for one that no table would take."""
     notes, batches = _notes(run, label, engine, model), engine.batches
-    return Row(
+    row = Row(
         model_id=model.id,
         model_name=model.name,
         **asdict(engine.columns),
@@ -145,6 +146,9 @@ def row_of(run: Run, label: Label, engine: KnownEngine, model: Model, source_tag
         scenario_notes=format_notes(notes),
         source_tag=source_tag,
     )
+    if faults := invalid_fields(row):
+        raise ValueError("; ".join(fault.text for fault in faults))
+    return row
 
 
 def _notes(

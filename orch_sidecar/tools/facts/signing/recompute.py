@@ -57,7 +57,7 @@ def client_measured(row: Row) -> list[str]:
 
 def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     """Returns where a row does not follow from its evidence, empty if it does. Raises ValueError
-    for a run without figures."""
+    for a run without figures, or with those of a row that no table would take."""
     state, tag, seen = proof.before.snapshot, f"orch-bench:{proof.before.run}", run.run
     model = name_model(run.model_id, run.model_name, state.models, [state.weights])
     anew = row_of(seen, run.measurement_type, engine_between(proof.states), model, tag)

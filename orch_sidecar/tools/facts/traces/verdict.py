@@ -32,7 +32,6 @@ from orch_sidecar.tools.facts.labels.measured import (
 from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import PROFILE_LABELS, Label, Row, is_path
 from orch_sidecar.tools.facts.traces.observed import (
@@ -72,11 +71,9 @@ def judge_scenario(scenario: Scenario, source: Source) -> Row | list[Objection]:
     if found:
         return found
     try:
-        row = _row(scenario, model, source)
-        faults = [fault.text for fault in invalid_fields(row)]
+        return _row(scenario, model, source)
     except ValueError as error:
-        faults = [str(error)]
-    return [Objection(Reason.UNSOUND_ROW, "; ".join(faults))] if faults else row
+        return [Objection(Reason.UNSOUND_ROW, str(error))]
 
 
 def objections(scenario: Scenario) -> list[Objection]:
@@ -227,7 +224,7 @@ def _model(scenario: Scenario, given: Source) -> Model:
 
 
 def _row(scenario: Scenario, model: Model, source: Source) -> Row:
-    """Returns the row. Raises ValueError for a window without a length."""
+    """Returns the row. Raises ValueError for a window without a length, and as `row_of`."""
     seen, completed = observation_of(scenario), _completed(scenario)
     arrivals = arrivals_of(completed, seen.label)
     ends = ("before", scenario.before), ("after", scenario.after)

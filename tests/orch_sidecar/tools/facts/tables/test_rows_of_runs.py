@@ -15,7 +15,6 @@ from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.imported import load_of, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
 from orch_sidecar.tools.facts.labels.measured import Engine, Run, Source
-from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.bench.sample_results import (
@@ -81,28 +80,28 @@ def measured(calls: list[Call], scenario: Scenario) -> Row:
 
 @given(ANSWERS)
 def test_single_stream_run(drawn: Drawn) -> None:
-    assert invalid_fields(measured(in_turn(drawn), SINGLE)) == []
+    assert measured(in_turn(drawn), SINGLE).is_confirmed
 
 
 @given(st.lists(ANSWERS, min_size=2, max_size=5))
 def test_closed_loop(drawn: list[Drawn]) -> None:
     calls = [call for each in drawn for call in in_turn(each)]
     scenario = replace(CLOSED, clients=len(drawn))
-    assert invalid_fields(measured(calls, scenario)) == []
-    assert invalid_fields(row_of(result_of(unverified(calls, scenario, given=TYPED)))) == []
+    assert measured(calls, scenario).is_confirmed
+    assert not row_of(result_of(unverified(calls, scenario, given=TYPED))).is_confirmed
 
 
 @given(ANSWERS)
 def test_open_loop(drawn: Drawn) -> None:
     calls = due(drawn)
-    assert invalid_fields(measured(calls, replace(ONLINE, slo_ms=SLO))) == []
-    assert invalid_fields(row_of(result_of(unverified(calls, given=TYPED)))) == []
+    assert measured(calls, replace(ONLINE, slo_ms=SLO)).is_confirmed
+    assert not row_of(result_of(unverified(calls, given=TYPED))).is_confirmed
 
 
 @given(ANSWERS)
 def test_offline_run(drawn: Drawn) -> None:
     calls = due([(0.0, *each[1:]) for each in drawn])
-    assert invalid_fields(measured(calls, OFFLINE)) == []
+    assert measured(calls, OFFLINE).is_confirmed
 
 
 @given(st.lists(ANSWERS, min_size=1, max_size=5))
