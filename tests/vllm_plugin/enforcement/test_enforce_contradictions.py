@@ -141,6 +141,11 @@ def test_tensor_parallelism_and_stages_of_one_sequence_are_accepted() -> None:
     apply("home", args)
 
 
+@pytest.mark.parametrize("backend", ["native", "lmcache"])
+def test_backend_that_offloads_is_accepted(backend: str) -> None:
+    apply("cloud", Args(kv_offloading_size=4.0, kv_offloading_backend=backend))
+
+
 def test_rule_for_an_argument_that_vllm_does_not_have_is_a_contradiction(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     document = yaml.safe_load((Path(__file__).parents[3] / "profiles/home.yaml").read_text())
