@@ -206,28 +206,17 @@ async def test_signal_reloads_a_process_and_ends_nothing(
         busy.start(stream=False, seed=1)
         await eventually(lambda: held.waiting)
 
-        async def readyz(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-            async with asyncio.timeout(HANG_S):
-                while True:
-                    document: dict[str, Any] = (await client.get("/readyz")).json()
-                    if condition(document):
-                        return document
-                    await asyncio.sleep(0.02)
-
         config.write_text("queue_capacity: 0\nport: 1\n")
         process.process.send_signal(signal.SIGHUP)
-        document = await readyz(lambda document: document["generation"] == 2)
+        async with asyncio.timeout(HANG_S):
+            while (document := (await client.get("/readyz")).json())["generation"] != 2:
+                pass
         assert document["needs_restart"] == [], "the flag counts before the file"
         full = [await process.client() for _ in range(2)]
         full[0].start(stream=False, n=3, seed=2)
         await eventually(lambda: len(held.waiting) == 2)
         refused = await full[1].post(seed=3)
         assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
-        config.write_text("queue_capacity: many\n")
-        process.process.send_signal(signal.SIGHUP)
-        document = await readyz(lambda document: document["last_reload_error"] is not None)
-        assert (document["generation"], document["ready"]) == (2, True)
-        assert "'many'" in document["last_reload_error"]
         held.release_all()
         assert (await busy.response()).json() == {"seed": 1}
         assert (await full[0].response()).status == 200
@@ -236,7 +225,6 @@ async def test_signal_reloads_a_process_and_ends_nothing(
         assert code == 0
         assert "Traceback" not in logged
         assert "queue_capacity: 5 -> 0" in logged
-        assert "the configuration is not reloaded: queue_capacity" in logged
         for one in (client, busy, *full):
             await one.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.integration.client import CHAT, Client
 from tests.integration.otlp import Collect
 from tests.integration.readiness import readiness
 from tests.integration.running import Start, eventually
-from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.scripted_engine import ScriptedEngine
 from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, MAX_OFFER_S
 from vllm_plugin.contracts.senders import SIDECAR_KEY_VARIABLE, SidecarKeys
 
@@ -105,35 +104,6 @@ async def test_readiness_page_says_that_the_engine_wants_a_key_until_it_accepts_
     if ours is not None:
         await running.ready()
         assert (await (await running.client()).post()).status == 200
-
-
-@pytest.fixture
-def elsewhere() -> str:
-    """An address of this machine that is not of the loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
-            address: str = probe.getsockname()[0]
-        except OSError:
-            address = "127.0.0.1"
-    if address.startswith("127."):
-        pytest.skip("this machine has no address but the loopback's")
-    return address
-
-
-@pytest.mark.parametrize("key", [None, KEY])
-async def test_engine_at_another_address_serves_a_sidecar_with_its_key_only(
-    another: Engine, start: Start, elsewhere: str, key: str | None
-) -> None:
-    engine = await another(host=elsewhere)
-    engine.sidecar_keys = accepting(KEY) if key else SidecarKeys({})
-    running = await start(wait=False, engine_url=engine.url, sidecar_key=KEY)
-    if key:
-        await running.ready()
-        assert (await (await running.client()).post()).status == 200
-        return
-    await eventually(lambda: running.pool.watcher.failed)
-    assert "ORCH_SIDECAR_KEY" in (await readiness(running)).json()["last_error"]
 
 
 async def test_key_is_for_engines_and_not_for_child_sidecars(

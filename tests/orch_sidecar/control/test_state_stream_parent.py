@@ -17,7 +17,7 @@ from orch_sidecar.pools import engine_watcher
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
 from tests.orch_sidecar.admission.gates import lease_at_once, opened
-from tests.orch_sidecar.parents import CLOUD, grant, served
+from tests.orch_sidecar.parents import CLOUD, served
 from tests.orch_sidecar.published import Tier
 from vllm_plugin.contracts.lease_protocol import API_VERSION
 from vllm_plugin.contracts.profile import ServiceClass
@@ -52,16 +52,6 @@ async def parent(tier: Tier) -> AsyncIterator[Parent]:
         await eventually(lambda: made.watcher.ready)
         yield made
         await made.stop()
-
-
-async def test_parent_counts_its_own_requests_once(tier: Tier, parent: Parent) -> None:
-    assert parent.ledger.slots_total == 8
-    ours = parent.take(cost=2)
-    grant(tier.slots, "a client of the child", 3)
-    served(tier.leases, ours.id, tier.slots, cost=2)
-    await eventually(lambda: parent.ledger.foreign)
-    assert (parent.ledger.leased, parent.ledger.foreign, parent.ledger.room) == (2, 3, 3)
-    assert parent.watcher.message == ""
 
 
 async def test_parent_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
@@ -133,17 +123,4 @@ async def test_parent_and_child_of_different_minor_versions_work_together(
         parent = Parent(session, tier)
         await eventually(lambda: parent.watcher.ready)
         parent.take()
-        await parent.stop()
-
-
-async def test_parent_waits_for_a_pool_whose_engine_has_not_reported(tier: Tier) -> None:
-    pool = tier.pools["cloud"]
-    pool.changes = {"document": {}, "state": PoolState.STARTING}
-    async with aiohttp.ClientSession() as session:
-        parent = Parent(session, tier)
-        await asyncio.sleep(0.2)
-        assert parent.watcher.state is PoolState.STARTING
-        pool.changes = {}
-        tier.leases.changed()
-        await eventually(lambda: parent.watcher.ready)
         await parent.stop()
