@@ -1,18 +1,22 @@
-"""The page with what others wrote: names that are markup, ids that are alike, slots without end."""
+"""The page with what others wrote: names that are markup, ids that are alike, slots without end.
+
+Pages of others in a real browser: none reaches a listener of the loopback. What the listener itself
+refuses is in `test_admin`; here is what a browser lets through.
+"""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from playwright.async_api import Route, expect
+from playwright.async_api import Browser, Route, expect
 
 from tests.integration.browser.conftest import Open
 from tests.integration.browser.test_page import SOON_MS, WORKED, operators
 from tests.integration.held import Held, started
 from tests.integration.live import Readers
-from tests.integration.running import Start, all_ready, pools
-from tests.integration.scripted_engine import Engine
+from tests.integration.running import Running, Start, all_ready, pools
+from tests.integration.scripted_engine import Engine, ScriptedEngine
 
 pytestmark = pytest.mark.long
 
@@ -126,3 +130,65 @@ async def test_trace_of_a_request_is_not_that_of_one_before_the_restart(
     await expect(page.locator("#requests-rows td").last).to_have_text("2" * 8, timeout=SOON_MS)
     await page.unroute_all(behavior="wait")
     await page.close()
+
+
+async def test_page_whose_name_was_made_to_resolve_to_the_loopback_gets_nothing(
+    browser: Browser, sidecar: Running
+) -> None:
+    """To the browser it is this listener's own origin (DNS rebinding)."""
+    page = await browser.new_page()
+    await page.goto(operators(sidecar).replace("127.0.0.1", "evil.example"))
+    assert "forbidden" in await page.locator("body").inner_text()
+    status = await page.evaluate(
+        """async () => (await fetch("v1/pools/cloud/drain", {method: "POST", body: "{}", headers:
+        {"Content-Type": "application/json", "X-Orch-Operator": "true"}})).status"""
+    )
+    assert status == 403
+    assert not sidecar.pool.admission.draining
+
+
+async def test_such_a_page_gets_nothing_of_the_clients_listener_either(
+    browser: Browser, sidecar: Running, engine: ScriptedEngine
+) -> None:
+    page = await browser.new_page()
+    await page.goto(f"http://evil.example:{sidecar.port}/ui")
+    assert "forbidden" in await page.locator("body").inner_text()
+    status = await page.evaluate(
+        """async () => (await fetch("/v1/chat/completions", {method: "POST", body:
+        JSON.stringify({model: "tiny", messages: [{role: "user", content: "hi"}]}), headers:
+        {"Content-Type": "application/json"}})).status"""
+    )
+    assert status == 403
+    assert engine.generating == []
+
+
+@pytest.mark.parametrize("origin", ["http", "opaque"])
+async def test_page_of_another_origin_can_neither_read_nor_drain(
+    browser: Browser, sidecar: Running, origin: str
+) -> None:
+    target = f"http://127.0.0.1:{sidecar.sidecar.admin_port}"
+    page = await (await browser.new_context(bypass_csp=True)).new_page()
+    # The clients' listener is another origin: it plays the page that an operator visits.
+    await page.goto(
+        f"http://127.0.0.1:{sidecar.port}/metrics" if origin == "http" else "about:blank"
+    )
+    for mode, content_type in (("no-cors", "text/plain"), ("cors", "application/json")):
+        await page.evaluate(
+            """([url, mode, type]) => fetch(url, {method: "POST", mode, body: "{}",
+            headers: {"Content-Type": type}}).catch(() => null)""",
+            [f"{target}/v1/pools/cloud/drain", mode, content_type],
+        )
+    read = await page.evaluate(
+        "url => fetch(url).then((response) => response.text()).catch(() => 'refused')",
+        f"{target}/v1/capabilities",
+    )
+    assert read == "refused"
+    assert not sidecar.pool.admission.draining
+
+
+async def test_no_page_can_frame_this_one(browser: Browser, sidecar: Running) -> None:
+    page = await (await browser.new_context(bypass_csp=True)).new_page()
+    await page.goto(f"http://127.0.0.1:{sidecar.port}/metrics")
+    await page.set_content(f'<iframe src="{operators(sidecar)}"></iframe>')
+    frames = [frame for frame in page.frames if frame != page.main_frame]
+    assert [await frame.locator("#main").count() for frame in frames] in ([0], [])

@@ -1,8 +1,13 @@
-"""Runs: what is counted, and what always holds."""
+"""Runs: what is counted, and what always holds.
+
+Traffic from traces, and clients with bulk work.
+"""
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -18,7 +23,8 @@ from orch_sidecar.tools.simulate.compare import (
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.run import Course, Run
-from orch_sidecar.tools.simulate.traffic import Arrival, Workload
+from orch_sidecar.tools.simulate.traffic import LONGEST, Arrival, BulkClients, Replay, Workload
+from orch_sidecar.tools.traces import Trace, TracedRequest
 from vllm_plugin.contracts.profile import ServiceClass, load
 
 SHAPE = EngineShape(slots=8, long_prefill_tokens=256)
@@ -93,3 +99,139 @@ def test_reclaimed_requests_are_served_whole_in_the_end() -> None:
     assert course.peak <= shape.slots
     for record in course.records:
         assert record.sequence.made == record.sequence.output or record.refused is not None
+
+
+INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+FOUR_SLOTS = EngineShape(slots=4, long_prefill_tokens=256)
+RULES_OF_300_MS = with_slo(load("cloud").admission, {"ttft": 300.0})
+
+
+def trace(*rows: tuple[float, int, int]) -> Trace:
+    return Trace("some.csv", "0" * 64, tuple(TracedRequest(*row) for row in rows))
+
+
+TRACE = trace((0.0, 100, 10), (1.0, 200, 20), (4.0, 300, 30))
+
+
+def test_trace_is_replayed_at_its_own_rate() -> None:
+    replay = Replay(TRACE)
+    assert replay.rate == pytest.approx(2 / 4)  # by its gaps
+    found = replay.arrivals(replay.rate, 6.0, seed=1)
+    assert [(each.at, each.prompt, each.output) for each in found] == [
+        (0.0, 100, 10),
+        (1.0, 200, 20),
+        (4.0, 300, 30),
+    ]
+    assert {each.service_class for each in found} == {INTERACTIVE}
+
+
+def test_other_rate_multiplies_all_times_and_begins_again_at_the_end() -> None:
+    found = Replay(TRACE).arrivals(1.0, 7.0, seed=1)
+    assert [each.at for each in found] == [0.0, 0.5, 2.0, 3.0, 3.5, 5.0, 6.0, 6.5]
+
+
+def test_second_trace_is_bulk_work() -> None:
+    found = Replay(TRACE, bulk=trace((0.5, 900, 90), (2.0, 800, 80))).arrivals(1.0, 5.0, 1)
+    assert [(each.at, each.service_class) for each in found] == [
+        (0.0, INTERACTIVE),
+        (0.5, BULK),
+        (1.0, INTERACTIVE),
+        (2.0, BULK),
+        (4.0, INTERACTIVE),
+    ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_lengths_of_answers_may_be_unknown(known: bool) -> None:
+    found = Replay(TRACE, max_tokens_known=known).arrivals(0.5, 6.0, 1)
+    assert [each.max_tokens for each in found] == ([10, 20, 30] if known else [None] * 3)
+
+
+def test_capacity_is_that_of_the_lengths_of_the_trace() -> None:
+    short, long = (Replay(TRACE), Replay(TRACE.scaled(lengths=4.0)))
+    assert capacity(FOUR_SLOTS, short, 1) > 3 * capacity(FOUR_SLOTS, long, 1)
+
+
+def with_clients(count: int, policy: Policy) -> Scenario:
+    clients = BulkClients(count, Workload(prompt=32, output=32))
+    return Scenario(FOUR_SLOTS, Replay(TRACE.scaled(time=0.1)), 5.0, 20.0, 1, clients=clients)
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("count", [1, 3])
+def test_each_client_has_one_bulk_request_at_a_time(policy: Policy, count: int) -> None:
+    course = course_of(policy, with_clients(count, policy), RULES_OF_300_MS)
+    own = [record for record in course.records if record.of_client]
+    assert len(own) > 5 * count
+    assert {record.arrival.service_class for record in own} == {BULK}
+    events = sorted(
+        [(record.arrival.at, 1) for record in own]
+        + [(record.sequence.ended_at or 0.0, -1) for record in own]
+    )
+    present = [sum(change for _, change in events[: place + 1]) for place in range(len(events))]
+    assert max(present) == count
+    assert min(present) == 0
+
+
+def test_clients_stop_with_the_arrivals_and_all_are_served() -> None:
+    course = course_of(Policy.POLICY, with_clients(8, Policy.POLICY), RULES_OF_300_MS)
+    own = [record for record in course.records if record.of_client]
+    assert all(record.arrival.at < course.seconds for record in own)
+    assert all(record.sequence.ended_at is not None for record in own)
+
+
+def test_shares_of_the_slots_add_up_to_the_occupancy() -> None:
+    found = figures(course_of(Policy.POLICY, with_clients(8, Policy.POLICY), RULES_OF_300_MS), {})
+    shares = sum(of_class.slot_share for of_class in found.classes.values())
+    assert shares == pytest.approx(found.occupancy)
+    assert found.occupancy > 0.8
+
+
+def test_engine_serves_in_the_order_in_which_requests_came() -> None:
+    """The requests of clients have the highest numbers, and do not come last for that."""
+    course = course_of(Policy.DIRECT, with_clients(8, Policy.DIRECT), RULES_OF_300_MS)
+    by_arrival = sorted(course.records, key=lambda each: (each.arrival.at, not each.of_client))
+    began = [record.sequence.began_at or 0.0 for record in by_arrival]
+    assert began == sorted(began)
+
+
+def test_same_seed_gives_the_same_arrivals() -> None:
+    workload = Workload()
+    assert workload.arrivals(10.0, 50.0, 1) == workload.arrivals(10.0, 50.0, 1)
+    assert workload.arrivals(10.0, 50.0, 1) != workload.arrivals(10.0, 50.0, 2)
+
+
+def test_rate_share_and_means_are_as_requested() -> None:
+    arrivals = Workload(bulk_share=0.7).arrivals(50.0, 400.0, 3)
+    assert len(arrivals) / 400 == pytest.approx(50, rel=0.03)
+    bulk = [each for each in arrivals if each.service_class is BULK]
+    rest = [each for each in arrivals if each.service_class is INTERACTIVE]
+    assert len(bulk) / len(arrivals) == pytest.approx(0.7, abs=0.01)
+    assert fmean(each.prompt for each in rest) == pytest.approx(128, rel=0.03)
+    assert fmean(each.output for each in rest) == pytest.approx(64, rel=0.03)
+    assert fmean(each.prompt for each in bulk) == pytest.approx(8 * 128, rel=0.03)
+    assert fmean(each.output for each in bulk) == pytest.approx(8 * 64, rel=0.03)
+    assert max(each.output for each in bulk) <= LONGEST * 8 * 64
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_intervals_vary_with_burstiness(burstiness: float) -> None:
+    arrivals = Workload(burstiness=burstiness).arrivals(50.0, 400.0, 3)
+    gaps = [later.at - earlier.at for earlier, later in pairwise(arrivals)]
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+def test_max_tokens_are_given_only_if_known() -> None:
+    known, unknown = (
+        Workload(max_tokens_known=given).arrivals(5.0, 20.0, 1) for given in (True, False)
+    )
+    assert all(each.max_tokens == each.output for each in known)
+    assert all(each.max_tokens is None for each in unknown)
+    assert [each.output for each in known] == [each.output for each in unknown]
+
+
+def test_class_alone_has_nothing_of_the_other() -> None:
+    workload = Workload()
+    for service_class in (ServiceClass.INTERACTIVE, ServiceClass.BULK):
+        arrivals = workload.alone(service_class).arrivals(5.0, 20.0, 1)
+        assert {each.service_class for each in arrivals} == {service_class}
