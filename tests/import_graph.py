@@ -126,6 +126,25 @@ def pure_modules() -> list[str]:
     return found
 
 
+# "May import `a`, `b` and of `c` the d."
+_MAY_IMPORT = re.compile(r"\bMay import ((?:[^`;.]*`[\w.]+`)+)")
+
+
+def stated_imports() -> dict[str, set[str]]:
+    """Returns the boxes that packages' docstrings say they may import, by box; of `a.b` the first.
+    The tools share small packages that none of them names."""
+    found = {}
+    for package, path in MODULES.items():
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        stated = _MAY_IMPORT.search(" ".join(text.split()))
+        name = box(package)
+        if stated is not None and package in (f"orch_sidecar.{name}", name):
+            names = re.findall(r"`(\w+)", stated[1])
+            prefix = "vllm_plugin." if name.startswith("vllm_plugin") else ""
+            found[name] = {f"{prefix}{each}" for each in names}
+    return {name: targets for name, targets in found.items() if not name.startswith("tools")}
+
+
 if __name__ == "__main__":
     order = [entry.split()[0] for entry in drawn()]
     now = arrows()

@@ -18,6 +18,7 @@ from tests.import_graph import (
     line,
     pure_modules,
     reachable,
+    stated_imports,
 )
 
 MOST_LINES = 400
@@ -42,6 +43,16 @@ def test_no_package_imports_one_that_is_drawn_above_it() -> None:
         if place[target] < place[name]
     ]
     assert upward == []
+
+
+def test_packages_say_what_they_import() -> None:
+    """What both sides share, every package of the sidecar may import."""
+    stated, does = stated_imports(), arrows()
+    assert {"auth", "control", "pools", "proxy", "wire", "vllm_plugin.state"} <= stated.keys()
+    assert stated == {
+        name: does[name] if name.startswith("vllm_plugin") else does[name] - {CONTRACTS}
+        for name in stated
+    }
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
