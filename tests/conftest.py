@@ -40,7 +40,6 @@ SLOW = (
     "integration/test_back_pressure.py",
     "integration/test_body_budget.py",
     "integration/test_cancel.py",
-    "integration/test_connections_limit.py",
     "integration/test_disconnects.py",
     "integration/test_drain.py",
     "integration/test_failures.py",
