@@ -58,7 +58,6 @@ SLOW = (
     "simulate/test_run.py",
     "test_body_outline.py",
     "test_engine_restart.py",
-    "test_install.py",
     "test_jaeger.py",
     "test_manifests_code.py",
     "test_measure.py",

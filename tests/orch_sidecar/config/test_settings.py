@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -277,61 +278,39 @@ def test_queue_settings_override_every_class_of_every_pool(
         assert rules_of(profile, cli.read_settings([])) == profile.admission
 
 
+def pool(**changes: Any) -> dict[str, Any]:
+    return {"name": "a", "url": "http://a:1", "profile": "home"} | changes
+
+
 @pytest.mark.parametrize(
-    ("text", "place", "rule"),
+    ("given", "place", "rule"),
     [
-        ('[{"name": "Home", "url": "http://a:1", "profile": "home"}]', "0.name: 'Home'", "pattern"),
-        ('[{"name": "1a", "url": "http://a:1", "profile": "home"}]', "0.name: '1a'", "pattern"),
-        ('[{"name": "a", "url": "a:1", "profile": "home"}]', "0.url: 'a:1'", "http://host:port"),
-        ('[{"name": "a", "profile": "home"}]', "0.url", "Field required"),
-        ('[{"name": "a", "url": "http://a:1", "profile": ""}]', "0.profile", "at least 1"),
-        ('[{"name": "a", "url": "http://a:1", "profile": "p", "x": 1}]', "0.x", "not permitted"),
+        ([pool(name="Home")], "0.name: 'Home'", "pattern"),
+        ([pool(name="1a")], "0.name: '1a'", "pattern"),
+        ([pool(url="a:1")], "0.url: 'a:1'", "http://host:port"),
+        ([{"name": "a", "profile": "home"}], "0.url", "Field required"),
+        ([pool(profile="")], "0.profile", "at least 1"),
+        ([pool(x=1)], "0.x", "not permitted"),
+        ([pool(below="b")], "0: ", "set tier: true"),
+        ([pool(tier=True, below="B")], "0.below", "pattern"),
+        ([pool(url="https://a:1", headless=True)], "0: ", "must begin with http://"),
+        ([pool(name=f"a{57 * 'b'}", headless=True)], "0: ", "at most 57 characters"),
         (
-            '[{"name": "a", "url": "http://a:1", "profile": "p", "below": "b"}]',
-            "0: ",
-            "set tier: true",
-        ),
-        (
-            '[{"name": "a", "url": "http://a:1", "profile": "p", "tier": true, "below": "B"}]',
-            "0.below",
-            "pattern",
-        ),
-        (
-            '[{"name": "a", "url": "https://a:1", "profile": "p", "headless": true}]',
-            "0: ",
-            "must begin with http://",
-        ),
-        (
-            f'[{{"name": "a{57 * "b"}", "url": "http://a", "profile": "p", "headless": true}}]',
-            "0: ",
-            "at most 57 characters",
-        ),
-        (
-            '[{"name": "a", "url": "http://a:1", "profile": "p", "headless": true},'
-            ' {"name": "a-12", "url": "http://b:1", "profile": "p"}]',
+            [pool(headless=True), pool(name="a-12")],
             "pools",
             "'a-12' is reserved for an address of the headless pool 'a'",
         ),
-        (
-            '[{"name": "a", "url": "http://a:1", "profile": "p", "on_request": true}]',
-            "pools",
-            "must be false for at least one pool",
-        ),
-        ("[]", "pools", "at least 1"),
-        ("{}", "pools", "valid list"),
+        ([pool(on_request=True)], "pools", "must be false for at least one pool"),
+        ([], "pools", "at least 1"),
+        ({}, "pools", "valid list"),
         ("not JSON", "pools", "valid list"),
-        (
-            '[{"name": "a", "url": "http://a:1", "profile": "home"},'
-            ' {"name": "a", "url": "http://b:1", "profile": "home"}]',
-            "pools",
-            "must be unique: a occurs more than once",
-        ),
+        ([pool(), pool(url="http://b:1")], "pools", "must be unique: a occurs more than once"),
     ],
 )
 def test_error_of_a_pool_names_its_place_and_the_rule(
-    text: str, place: str, rule: str, monkeypatch: pytest.MonkeyPatch
+    given: object, place: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORCH_POOLS", text)
+    monkeypatch.setenv("ORCH_POOLS", given if isinstance(given, str) else json.dumps(given))
     message = refusal()
     assert "ORCH_POOLS" in message
     assert place in message

@@ -50,3 +50,8 @@ def admission(**change: Any) -> dict[str, Any]:
 def bulk(**change: Any) -> dict[str, Any]:
     """Returns a change of the rules of bulk requests."""
     return admission(bulk=CLASS | change)
+
+
+def slots(**rule: Any) -> dict[str, Any]:
+    """Returns a change of the rule for the number of slots."""
+    return {"engine": {"max_num_seqs": rule}}

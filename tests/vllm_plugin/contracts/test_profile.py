@@ -19,6 +19,7 @@ from tests.vllm_plugin.contracts.profiles import (
     SINGLE,
     admission,
     bulk,
+    slots,
 )
 from vllm_plugin.contracts.profile import (
     ArgumentRule,
@@ -119,7 +120,7 @@ def test_without_an_interactive_class_the_rules_of_bulk_apply() -> None:
 
 
 def test_batched_profile_of_a_fixed_size_loads(file: Path) -> None:
-    file.write_text(yaml.safe_dump(GOOD | {"engine": {"max_num_seqs": {"fixed": 4}}}))
+    file.write_text(yaml.safe_dump(GOOD | slots(fixed=4)))
     assert load(str(file)).slots.value == 4
 
 
@@ -160,26 +161,18 @@ def rejection(file: Path, document: Any) -> str:
         ({"name": 5}, "name", "valid string"),
         ({"engine": {"max_num_seqs": 8}}, "engine.max_num_seqs", "valid dictionary"),
         (
-            {"engine": {"max_num_seqs": {"default": 8, "minimum": 2, "maximum": 9}}},
+            slots(default=8, minimum=2, maximum=9),
             "engine.max_num_seqs.maximum",
             "Extra inputs are not permitted",
         ),
+        (slots(fixed=8, default=8), "engine.max_num_seqs", "exactly one of `fixed` and `default`"),
+        (slots(), "engine.max_num_seqs", "exactly one of"),
         (
-            {"engine": {"max_num_seqs": {"fixed": 8, "default": 8}}},
-            "engine.max_num_seqs",
-            "exactly one of `fixed` and `default`",
-        ),
-        ({"engine": {"max_num_seqs": {}}}, "engine.max_num_seqs", "exactly one of"),
-        (
-            {"engine": {"max_num_seqs": {"fixed": 8, "minimum": 2}}},
+            slots(fixed=8, minimum=2),
             "engine.max_num_seqs",
             "`minimum` is allowed with `default` only",
         ),
-        (
-            {"engine": {"max_num_seqs": {"default": 8, "minimum": "2"}}},
-            "engine.max_num_seqs.minimum",
-            "valid integer",
-        ),
+        (slots(default=8, minimum="2"), "engine.max_num_seqs.minimum", "valid integer"),
         (
             {"engine": GOOD["engine"] | {"dtype": {"default": "auto", "minimum": 2}}},
             "engine.dtype",
@@ -235,12 +228,9 @@ def test_missing_keys_are_all_listed(file: Path) -> None:
     ("document", "rule"),
     [
         (GOOD | SINGLE | {"batching": True}, "single_stream requires batching: false"),
+        (GOOD | SINGLE | slots(fixed=2), "single_stream requires engine.max_num_seqs: {fixed: 1}"),
         (
-            GOOD | SINGLE | {"engine": {"max_num_seqs": {"fixed": 2}}},
-            "single_stream requires engine.max_num_seqs: {fixed: 1}",
-        ),
-        (
-            GOOD | SINGLE | {"engine": {"max_num_seqs": {"default": 1}}},
+            GOOD | SINGLE | slots(default=1),
             "single_stream requires engine.max_num_seqs: {fixed: 1}",
         ),
         (GOOD | {"batching": False}, "batched_online requires batching: true"),
@@ -257,22 +247,16 @@ def test_missing_keys_are_all_listed(file: Path) -> None:
             GOOD | SINGLE | admission(interactive=None),
             "single_stream requires admission.interactive",
         ),
-        (GOOD | {"engine": {"max_num_seqs": {"fixed": 1}}}, "more than one slot"),
-        (GOOD | {"engine": {"max_num_seqs": {"default": 8}}}, "more than one slot"),
-        (GOOD | {"engine": {"max_num_seqs": {"default": 8, "minimum": 1}}}, "more than one slot"),
+        (GOOD | slots(fixed=1), "more than one slot"),
+        (GOOD | slots(default=8), "more than one slot"),
+        (GOOD | slots(default=8, minimum=1), "more than one slot"),
         (
-            GOOD | {"engine": {"max_num_seqs": {"default": 2, "minimum": 4}}},
+            GOOD | slots(default=2, minimum=4),
             "`default` must be an integer that is not below `minimum`",
         ),
         (GOOD | {"engine": {}}, "`engine.max_num_seqs` must be given, as an integer rule"),
-        (
-            GOOD | {"engine": {"max_num_seqs": {"fixed": True}}},
-            "`engine.max_num_seqs` must be given, as an integer rule",
-        ),
-        (
-            GOOD | {"engine": {"max_num_seqs": {"fixed": "8"}}},
-            "`engine.max_num_seqs` must be given, as an integer rule",
-        ),
+        (GOOD | slots(fixed=True), "`engine.max_num_seqs` must be given, as an integer rule"),
+        (GOOD | slots(fixed="8"), "`engine.max_num_seqs` must be given, as an integer rule"),
     ],
 )
 def test_profile_that_contradicts_itself_does_not_load(

@@ -41,6 +41,12 @@ def shown(found: Live, choice: Choice | None = None, look: Look = SMALL, **more:
     return [line.plain for line in lines]
 
 
+def owned(**slots: int) -> dict[str, int]:
+    """How many slots each has; who is not named has none."""
+    owners = ("total", "free", "interactive", "bulk", "idle", "foreign", "closing")
+    return dict.fromkeys(owners, 0) | slots
+
+
 def style_of(lines: list[Text], text: str) -> set[str]:
     """The styles of a text, wherever it stands."""
     found = set()
@@ -135,10 +141,8 @@ def test_sidecar_that_is_away_is_the_first_line() -> None:
 
 
 def test_absent_pool_is_shown() -> None:
-    owners = ("total", "free", "interactive", "bulk", "idle", "foreign", "closing")
-    nothing = dict.fromkeys(owners, 0)
     absent = pool(
-        state="absent", since_at=None, slots=nothing, engine=None, gpu=None, models=[], queued={},
+        state="absent", since_at=None, slots=owned(), engine=None, gpu=None, models=[], queued={},
         message="no address of this pool is known", latency={}, batches=[], queue=[], admitted=[],
         curve={"points": [], "fit": None}, waits=None,
     )  # fmt: skip
@@ -204,11 +208,6 @@ def test_document_of_another_release_is_an_error_with_the_reason(gone: str) -> N
         snapshot(live(odd), SMALL)
 
 
-def test_document_is_as_the_sidecar_describes_it() -> None:
-    """The sample has the fields that the view reads, and no field is spelled otherwise."""
-    assert set(document()) == {"at", "operator", "trace_url", "sidecar", "pools", "requests"}
-
-
 def test_question_and_reason_contain_nothing_that_a_terminal_obeys() -> None:
     """A question names a pool, as the sidecar has it."""
     hostile = "drain the pool \x1b]0;owned\x07\r\nx? y/n"
@@ -262,27 +261,14 @@ def test_sparkline_rises_with_its_values() -> None:
 
 
 def test_slots_have_a_letter_each_and_many_share_one() -> None:
-    few = {
-        "total": 5,
-        "free": 1,
-        "interactive": 1,
-        "bulk": 1,
-        "idle": 1,
-        "foreign": 0,
-        "closing": 1,
-    }
+    few = owned(total=5, free=1, interactive=1, bulk=1, idle=1, closing=1)
     assert slots_row(few).plain == "ib-c."
-    many = {
-        "total": 256, "free": 1, "interactive": 200, "bulk": 55, "idle": 0, "foreign": 0,
-        "closing": 0,
-    }  # fmt: skip
+    many = owned(total=256, free=1, interactive=200, bulk=55)
     assert slots_row(many).plain == "i" * 50 + "b" * 14 + "."
 
 
 def test_counts_of_slots_are_whole_beside_a_row_of_many() -> None:
-    slots = {
-        "total": 64, "free": 60, "interactive": 1, "bulk": 1, "idle": 1, "foreign": 0, "closing": 1,
-    }  # fmt: skip
+    slots = owned(total=64, free=60, interactive=1, bulk=1, idle=1, closing=1)
     [line] = [each for each in shown(live(pool(slots=slots))) if each.startswith("slots ")]
     assert line.rstrip().endswith("1 interactive  1 bulk  1 idle  1 closing  60 free")
 
