@@ -5,5 +5,5 @@ bound by memory bandwidth, as decoding is, instead of by computation. `schedule`
 `shape` and `result` need no device; `device` and `measure` run steps on one, and only `device`
 imports torch, when a device is opened.
 
-Pure but for `cli`. Imports `results.sweep` (its curve) and `tools.facts`.
+Pure but for `cli`. Imports `results` (what a file is, and its curve) and `tools.facts`.
 """

@@ -19,7 +19,6 @@ from orch_sidecar.tools.arguments import add_seed, count, counts, non_negative, 
 from orch_sidecar.tools.bench.decode.device import open_device
 from orch_sidecar.tools.bench.decode.measure import Kernel
 from orch_sidecar.tools.bench.decode.result import (
-    DOCUMENT,
     Config,
     DecodeResult,
     Run,
@@ -103,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         require()
         files.check_writable(beside if options.report is True else options.report)
     found = _measured(options)
-    document = json.dumps(DOCUMENT.dump_python(found, mode="json"), indent=2)
+    document = json.dumps(found.model_dump(mode="json"), indent=2)
     page = decode_report(found)
     print(document if options.json == "-" else page.plain)
     if options.json not in (None, "-"):
@@ -123,13 +122,13 @@ def _measured(options: argparse.Namespace) -> DecodeResult:
             steps = [run_step(batch) for batch in _turns(options.sweep, options.steps)]
         points = points_of(steps)
         curve = fit([(point.batch, point.step_ms.p50) for point in points])
-        return DecodeResult(config, device.info, points=points, fit=curve)
+        return DecodeResult(config=config, device=device.info, points=points, fit=curve)
     if options.nreq is None:
         seconds = BUDGET_S / len(options.window_ms)
         config = replace(config, nreq=kernel.requests_within(seconds, config.tokens, NREQ))
     with Progress(f"serving {config.nreq} requests"):
         runs = tuple(_runs(config, kernel, options.window_ms))
-    return DecodeResult(config, device.info, runs=runs)
+    return DecodeResult(config=config, device=device.info, runs=runs)
 
 
 def _turns(batches: Sequence[int], steps: int) -> Iterator[int]:

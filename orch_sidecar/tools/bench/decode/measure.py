@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -39,38 +40,33 @@ class _Layer:
 # follows, as the first of a size selects its kernels.
 _WARM_UP_STEPS: Final = 5
 
-Timer = Callable[[Callable[[], None]], tuple[float, float | None]]
-"""Runs a step to its end; returns its milliseconds and those of the gap before it, or None."""
+
+class HostEvent:
+    """A moment by the host's clock, as an event on a device's timeline."""
+
+    def record(self) -> None:
+        self._at_ns = perf_counter_ns()
+
+    def synchronize(self) -> None:
+        """Waits for nothing: what the host has launched is over."""
+
+    def elapsed_time(self, later: HostEvent) -> float:
+        return (later._at_ns - self._at_ns) / 1e6
 
 
-class HostTimer:
-    """Times a step that runs within the call."""
-
-    def __init__(self) -> None:
-        self._ended_ns: int | None = None
-
-    def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]:
-        last, started = self._ended_ns, perf_counter_ns()
-        launch()
-        self._ended_ns = perf_counter_ns()
-        gap_ms = None if last is None else (started - last) / 1e6
-        return (self._ended_ns - started) / 1e6, gap_ms
-
-
-class EventTimer:
-    """Times a step that the call only launches. `cuda`: the module torch.cuda, of CUDA or HIP.
+class Timer:
+    """Times a step that a call launches, and the gap before it. `event`: makes an event.
 
     Two pairs of events alternate, so that the previous end still exists when the gap is read, and
     none is created within a step. The host waits only for the end of a step.
     """
 
-    def __init__(self, cuda: Any) -> None:
-        self._pairs = [
-            (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(2)
-        ]
+    def __init__(self, event: Callable[[], Any]) -> None:
+        self._pairs = [(event(), event()) for _ in range(2)]
         self._last: Any = None
 
     def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]:
+        """Runs a step to its end; returns its milliseconds and those of the gap, or None."""
         self._pairs.reverse()
         start, end = self._pairs[0]
         start.record()
@@ -173,6 +169,6 @@ class Kernel:
         return self._timed()
 
     def _timed(self) -> RunStep:
-        on_host = self._device.info.kind == "cpu"
-        timer: Timer = HostTimer() if on_host else EventTimer(self._device.torch.cuda)
+        on_device = partial(self._torch.cuda.Event, enable_timing=True)
+        timer = Timer(HostEvent if self._device.info.kind == "cpu" else on_device)
         return lambda batch: TimedStep(batch, *timer(lambda: self.step(batch)))

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep
 from orch_sidecar.tools.bench.decode.shape import Shape
+from orch_sidecar.tools.bench.results.result import Document
 from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals, figures, spread
 
@@ -92,9 +93,8 @@ class Run:
     gap_ms: Spread | None
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeResult:
-    """All results. `runs`: one for each window. `points`: of a sweep, by batch. `fit`: the curve of
+class DecodeResult(Document):
+    """The file. `runs`: one for each window. `points`: of a sweep, by batch. `fit`: the curve of
     their medians; None for fewer than three."""
 
     config: Config
@@ -103,10 +103,6 @@ class DecodeResult:
     points: tuple[Point, ...] = ()
     fit: Curve | None = None
     schema_version: Literal["orch.bench.decode/3"] = "orch.bench.decode/3"
-
-
-# Reads a file, and writes one.
-DOCUMENT: Final = TypeAdapter(DecodeResult)
 
 
 def run_figures(window_ms: float, outcome: Outcome) -> Run:

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from orch_sidecar.tools.bench.decode.device import Device, open_device
-from orch_sidecar.tools.bench.decode.measure import EventTimer, HostTimer, Kernel
+from orch_sidecar.tools.bench.decode.measure import HostEvent, Kernel, Timer
 from orch_sidecar.tools.bench.decode.shape import Shape
 
 SHAPE = Shape(layers=2, hidden=64, heads=4, kv_heads=2, context=3)
@@ -123,8 +123,8 @@ def spin(ms: float) -> None:
         pass
 
 
-def test_host_timer_separates_steps_from_gaps() -> None:
-    timer = HostTimer()
+def test_timer_separates_steps_from_gaps() -> None:
+    timer = Timer(HostEvent)
     first_ms, no_gap = timer(lambda: spin(3))
     assert no_gap is None
     assert first_ms >= 3
@@ -173,9 +173,9 @@ class ScriptedEvent:
         return end.at_ms - self.at_ms
 
 
-def test_event_timer_reads_steps_and_gaps_from_the_gpus_timeline() -> None:
+def test_timer_reads_steps_and_gaps_from_the_gpus_timeline() -> None:
     gpu = Gpu()
-    timer = EventTimer(gpu)
+    timer = Timer(lambda: gpu.Event(enable_timing=True))
     assert timer(lambda: gpu.queue.extend([1.5, 0.5])) == (2.0, None)
     work = iter([4.0, 3.0, 1.0])
     found = []

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.bench.decode.result import (
-    DOCUMENT,
     Config,
     DecodeResult,
     DeviceInfo,
@@ -37,13 +36,13 @@ def ten_ms(batch: int) -> TimedStep:
 
 
 def printed(*runs: Run, config: Config = CONFIG) -> str:
-    return decode_report(DecodeResult(config, RAN, runs=runs)).plain
+    return decode_report(DecodeResult(config=config, device=RAN, runs=runs)).plain
 
 
 def swept(*steps: TimedStep) -> DecodeResult:
     points = points_of(steps)
     curve = fit([(point.batch, point.step_ms.p50) for point in points])
-    return DecodeResult(CONFIG, RAN, points=points, fit=curve)
+    return DecodeResult(config=CONFIG, device=RAN, points=points, fit=curve)
 
 
 def test_run_adds_up() -> None:
@@ -107,16 +106,16 @@ def test_overload_is_said_with_a_rate_that_is_kept_up_with() -> None:
 
 
 def test_busy_machine_is_said() -> None:
-    idle = DecodeResult(CONFIG, replace(RAN, cpus=2, busy_threads=0.4))
+    idle = DecodeResult(config=CONFIG, device=replace(RAN, cpus=2, busy_threads=0.4))
     assert "BUSY" not in decode_report(idle).plain
-    busy = DecodeResult(CONFIG, replace(RAN, cpus=2, busy_threads=1.5))
+    busy = DecodeResult(config=CONFIG, device=replace(RAN, cpus=2, busy_threads=1.5))
     line = "\nBUSY other programs keep 1.5 threads running on 2 CPUs"
     assert line in decode_report(busy).plain
 
 
 def test_device_line_names_the_device_and_notes_weights_that_fit_in_the_cache() -> None:
     def told(ran: DeviceInfo) -> str:
-        return decode_report(DecodeResult(CONFIG, ran)).plain
+        return decode_report(DecodeResult(config=CONFIG, device=ran)).plain
 
     found = told(RAN)
     assert "\nDEVICE cpu (a processor) torch=2.13 threads=2 dtype=bfloat16 layers=1" in found
@@ -156,9 +155,9 @@ def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:
 
 def test_document_contains_everything_and_is_json() -> None:
     steps = (TimedStep(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4))
-    result = replace(swept(*steps), runs=(RUN,))
-    found = json.loads(DOCUMENT.dump_json(result))
-    assert DOCUMENT.validate_python(found) == result
+    result = swept(*steps).model_copy(update={"runs": (RUN,)})
+    found = json.loads(result.model_dump_json())
+    assert DecodeResult.model_validate(found) == result
     assert found["schema_version"] == "orch.bench.decode/3"
     assert found["config"] == {
         "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1,

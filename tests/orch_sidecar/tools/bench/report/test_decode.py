@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench import cli
-from orch_sidecar.tools.bench.decode.result import DOCUMENT
+from orch_sidecar.tools.bench.decode.result import DecodeResult
 from orch_sidecar.tools.bench.decode.shape import ON_GPU
 from orch_sidecar.tools.bench.report.decode import decode_report
 from tests.orch_sidecar.tools.drawing.html_reader import Page
@@ -52,7 +52,7 @@ def swept(batches: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
 
 
 def page_of(found: dict[str, Any]) -> Page:
-    return Page(decode_report(DOCUMENT.validate_python(found)).html)
+    return Page(decode_report(DecodeResult.model_validate(found)).html)
 
 
 def test_each_window_has_its_figures_and_pictures(tmp_path: Path) -> None:
