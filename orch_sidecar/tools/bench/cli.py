@@ -110,27 +110,24 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     check_files(options)
-    return report(uvloop.run(_measured(options)), options)
-
-
-async def _measured(options: argparse.Namespace) -> Result | Sweep:
-    with cancelled_by_signals():
-        return await measured(options)
+    return report(uvloop.run(measured(options)), options)
 
 
 async def measured(options: argparse.Namespace) -> Result | Sweep:
-    """Measures what the options say. Raises what `plan_of` and `measure` raise."""
-    scenario = scenario_of(options)
-    if options.loadgen:
+    """Measures what the options say; a signal ends it early. Raises what `plan_of` and `measure`
+    raise."""
+    with cancelled_by_signals():
+        scenario = scenario_of(options)
+        if options.loadgen:
+            if options.find_rate:
+                raise ValueError("--find-rate: --loadgen sends one rate, give --rate alone")
+            scenario = replace(scenario, loadgen=loadgen.check(scenario))
+        plan = await plan_of(options, scenario)
+        if options.concurrencies is not None:
+            return await run_sweep(plan, options.concurrencies)
         if options.find_rate:
-            raise ValueError("--find-rate: --loadgen sends one rate, give --rate alone")
-        scenario = replace(scenario, loadgen=loadgen.check(scenario))
-    plan = await plan_of(options, scenario)
-    if options.concurrencies is not None:
-        return await run_sweep(plan, options.concurrencies)
-    if options.find_rate:
-        return await find_rate(plan, options.trial)
-    return await measure(plan)
+            return await find_rate(plan, options.trial)
+        return await measure(plan)
 
 
 def report(found: Result | Sweep, options: argparse.Namespace) -> int:

@@ -56,9 +56,10 @@ def fit(points: Sequence[tuple[float, float]]) -> Curve | None:
     """
     if _sizes([batch for batch, _ in points]) < LEAST_SIZES:
         return None
-    best = min((_line(points, alpha) for alpha in _ALPHAS), key=lambda curve: _off(points, curve))
-    worst = max(abs(best.at(batch) - time) / time for batch, time in points)
-    return replace(best, worst_error=worst)
+    curves = [_line(points, alpha) for alpha in _ALPHAS]
+    errors = [[abs(curve.at(batch) - time) / time for batch, time in points] for curve in curves]
+    best = min(range(len(curves)), key=lambda number: sum(each**2 for each in errors[number]))
+    return replace(curves[best], worst_error=max(errors[best]))
 
 
 def _sizes(batches: Sequence[float]) -> int:
@@ -91,10 +92,6 @@ def _line(points: Sequence[tuple[float, float]], alpha: float) -> Curve:
     if t0 < 0:
         return Curve(0.0, sxy / sxx, alpha)
     return Curve(t0, c, alpha)
-
-
-def _off(points: Sequence[tuple[float, float]], curve: Curve) -> float:
-    return sum(((curve.at(batch) - time) / time) ** 2 for batch, time in points)
 
 
 @dataclass(frozen=True, slots=True)
