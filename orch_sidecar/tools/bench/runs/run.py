@@ -49,7 +49,7 @@ from orch_sidecar.tools.bench.results.result import (
     missing_identity,
 )
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
-from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
+from orch_sidecar.tools.bench.runs.evidence import NONCE_BYTES, evidence_after, statement_before
 from orch_sidecar.tools.bench.runs.loadgen import Loadgen, compared
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -81,8 +81,8 @@ async def measure(plan: Plan) -> Result:
             before = await _warm_up(plan, first)
         if before is not None and not before.idle:
             raise Unavailable("the engine is not idle before the run: it serves requests of others")
-        statements = StatementsOfRun(plan.endpoint, name, before)
-        await statements.begin()
+        asked = {"run": name, "nonce": secrets.token_hex(NONCE_BYTES)}
+        statement = await statement_before(plan.endpoint, asked, before)
         began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
         await _load(record, due_s)
@@ -90,7 +90,7 @@ async def measure(plan: Plan) -> Result:
         try:
             with Progress("waiting for the engine's report"), interruptible():
                 await _read_afterwards(record)
-                record.evidence = await statements.end()
+                record.evidence = await evidence_after(plan.endpoint, asked, statement)
         except Interrupted:
             record.stopped = True
         return result_of(record)
