@@ -62,7 +62,7 @@ async def test_one_client_sends_its_next_request_when_one_has_ended(engine: Scri
         assert call.late_s >= 0
     assert len({request.connection for request in engine.generating}) == 1
     assert engine.peak == 1
-    assert found.health.cpu_share > 0
+    assert found.cpu_share > 0
 
 
 async def test_clients_of_a_closed_loop_are_under_way_together(engine: ScriptedEngine) -> None:

@@ -1,4 +1,4 @@
-"""Records of a run: each request with its outcome, and the health of the client process.
+"""Records of a run: each request with its outcome.
 
 Times are seconds since the start of the run on one monotonic clock; None means never.
 """
@@ -75,15 +75,6 @@ class Call(recorded.Call):
 def answered_of(calls: Iterable[Call]) -> int:
     """Returns how many of them were answered."""
     return sum(call.fate is Fate.ANSWERED for call in calls)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientHealth:
-    """The load on the client process. `lag_s`: samples of how late its event loop woke up.
-    `cpu_share`: its CPU time as a share of one core."""
-
-    lag_s: tuple[float, ...] = ()
-    cpu_share: float = 0.0
 
 
 def shown(text: str, most: int = _SHOWN) -> str:

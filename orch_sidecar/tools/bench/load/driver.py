@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.load.call import TIME_DIGITS, Call, ClientHealth, Fate, Request
+from orch_sidecar.tools.bench.load.call import TIME_DIGITS, Call, Fate, Request
 from orch_sidecar.tools.bench.load.client import Client
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.wire.client_connections import raise_descriptor_limit
@@ -105,7 +105,8 @@ class LoadGenerator:
     """Sends the requests of one run on one event loop.
 
     `closed_loop` and `open_loop` return the work that `run` performs. If it is cancelled, no more
-    requests are sent, and those in flight are cut. `health`: of this process, after `run`.
+    requests are sent, and those in flight are cut. Of this process, `lag_s`: samples of how late
+    its event loop woke up; `cpu_share`: its CPU time as a share of one core, after `run`.
     """
 
     def __init__(self, endpoint: Endpoint, on_end: Callable[[], None] = lambda: None) -> None:
@@ -113,10 +114,10 @@ class LoadGenerator:
         self._on_end = on_end
         self._began_s = time.perf_counter()
         self._client = Client(endpoint, self.now)
-        self._lag_s: list[float] = []
+        self.lag_s: list[float] = []
         self.ended = 0  # calls
         self.calls: list[Call] = []
-        self.health = ClientHealth()
+        self.cpu_share = 0.0
 
     def reached(self) -> int:
         """Returns how many of the calls so far may have reached the engine."""
@@ -172,8 +173,7 @@ class LoadGenerator:
             finally:
                 watch.cancel()
                 self._client.close()
-                share = (time.process_time() - cpu_s) / self.now()
-                self.health = ClientHealth(tuple(self._lag_s), share)
+                self.cpu_share = (time.process_time() - cpu_s) / self.now()
 
     def record(self, call: Call) -> Call:
         """Adds a call that is about to be sent."""
@@ -201,4 +201,4 @@ class LoadGenerator:
         while True:
             before = time.perf_counter()
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
-            self._lag_s.append(max(0.0, time.perf_counter() - before - _SAMPLE_INTERVAL_S))
+            self.lag_s.append(max(0.0, time.perf_counter() - before - _SAMPLE_INTERVAL_S))

@@ -43,8 +43,17 @@ SEED: Final = 0
 _Ids = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)]
 
 
+_HUMAN: Final = ("human", "user")
+
+
+class _Turn(Struct):
+    sender: str = field(name="from")
+    value: str
+
+
 class Prompt(Struct, frozen=True):
-    """The prompt of one request, as an entry of a file has it: token ids, a text, or a chat.
+    """The prompt of one request, as an entry of a file has it: token ids, a text, or a chat; or,
+    in a file alone, a conversation that begins with it.
 
     `output_tokens`: the requested number; 0: that of the command line.
     """
@@ -52,6 +61,7 @@ class Prompt(Struct, frozen=True):
     prompt: _Ids | Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
     output_tokens: Annotated[int, Meta(ge=1)] = 0
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | UnsetType = UNSET
+    conversations: list[_Turn] | UnsetType = UNSET
 
     @property
     def input_tokens(self) -> int | None:
@@ -144,20 +154,6 @@ def vocabulary(tokens: Sequence[int]) -> tuple[int, ...]:
     return ids
 
 
-_HUMAN: Final = ("human", "user")
-
-
-class _Turn(Struct):
-    sender: str = field(name="from")
-    value: str
-
-
-class _Entry(Prompt, frozen=True):
-    """An entry. Of `prompt`, `messages` and `conversations` it has one."""
-
-    conversations: list[_Turn] | UnsetType = UNSET
-
-
 def from_file(path: Path, default_output_tokens: int | None, seed: int) -> tuple[Prompt, ...]:
     """Reads the prompts of a file and shuffles them by the seed: a file may be sorted.
 
@@ -181,7 +177,7 @@ def parse(name: str, content: bytes, default_output_tokens: int | None) -> Itera
     entries = enumerate(documents[0][1], 1) if is_list else iter(documents)
     for number, entry in entries:
         try:
-            prompt = _prompt(convert(entry, _Entry), default_output_tokens)
+            prompt = _prompt(convert(entry, Prompt), default_output_tokens)
         except (ValidationError, ValueError) as error:
             place = f"{name}: entry {number}" if is_list else f"{name}:{number}"
             raise ValueError(f"{place}: {error}") from None
@@ -189,7 +185,7 @@ def parse(name: str, content: bytes, default_output_tokens: int | None) -> Itera
             yield prompt
 
 
-def _prompt(entry: _Entry, default_output_tokens: int | None) -> Prompt | None:
+def _prompt(entry: Prompt, default_output_tokens: int | None) -> Prompt | None:
     """Returns the prompt of an entry; None for a conversation without a human turn."""
     if [entry.prompt, entry.messages, entry.conversations].count(UNSET) != 2:
         raise ValueError("an entry must have exactly one of prompt, messages, conversations")

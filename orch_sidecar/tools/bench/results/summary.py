@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
+from orch_sidecar.tools.bench.load.call import Call, Fate
 from orch_sidecar.tools.bench.load.endpoint import Capabilities
 from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
 from orch_sidecar.tools.bench.results.result import (
@@ -70,9 +70,9 @@ def _client_of(run: RunRecord, window_s: float) -> ClientDocument:
     It may take a share of the window to send what was all due at the start, as may a pause of the
     client in any run.
     """
-    at_once, health = run.plan.scenario.arrivals is Arrivals.AT_ONCE, run.client_health
+    at_once, cpu_share = run.plan.scenario.arrivals is Arrivals.AT_ONCE, run.cpu_share
     late = spread([late_s for call in run.calls if (late_s := call.late_s) is not None])
-    lag, some_s = spread(health.lag_s), CLIENT_LATE_SHARE * window_s
+    lag, some_s = spread(run.lag_s), CLIENT_LATE_SHARE * window_s
     causes = []
     if late is not None and late.p99 > max(CLIENT_LATE_S, some_s if at_once else 0.0):
         causes.append(f"requests were sent {1000 * late.p99:.1f} ms late (p99)")
@@ -80,13 +80,13 @@ def _client_of(run: RunRecord, window_s: float) -> ClientDocument:
         causes.append(f"its event loop woke {1000 * lag.p99:.1f} ms late (p99)")
     elif lag is not None and lag.most > max(_LAG_S, some_s):
         causes.append(f"its event loop was blocked for {1000 * lag.most:.1f} ms")
-    if health.cpu_share > _CPU_SHARE:
-        causes.append(f"it used {health.cpu_share:.0%} of one core")
+    if cpu_share > _CPU_SHARE:
+        causes.append(f"it used {cpu_share:.0%} of one core")
     return ClientDocument(
         host=dict(run.host),
         late_s=late,
         loop_lag_s=lag,
-        cpu_share=health.cpu_share,
+        cpu_share=cpu_share,
         bottleneck=causes,
     )
 
@@ -104,7 +104,8 @@ class RunRecord:
 
     `digest`: of its secret id, as its spans have it.
     `before`, `after`: what the engine reported, as far as it could be read; `unread_reason`: why it
-    could not be read after the run. `stopped`: the user ended it early.
+    could not be read after the run. `lag_s`, `cpu_share`: of its client, as `LoadGenerator` has
+    them. `stopped`: the user ended it early.
     `disturbed`: what others did that ended it, empty if they did not. `loadgen`: what MLCommons'
     load generator found, if it sent the requests.
     """
@@ -116,7 +117,8 @@ class RunRecord:
     host: Mapping[str, Any]
     before: Capabilities | None
     calls: Sequence[Call] = ()
-    client_health: ClientHealth = field(default_factory=ClientHealth)
+    lag_s: Sequence[float] = ()
+    cpu_share: float = 0.0
     stopped: bool = False
     disturbed: str = ""
     after: Capabilities | None = None

@@ -111,17 +111,14 @@ class Loadgen:
             finally:
                 loop.call_soon_threadsafe(issued.put_nowait, None)
 
-        async def sending() -> None:
+        # A test cannot be stopped: a run that ends early leaves its thread behind.
+        threading.Thread(target=test, name="loadgen", daemon=True).start()
+        try:
             async with asyncio.TaskGroup() as tasks:
                 request = next(requests)
                 while (query := await issued.get()) is not None:
                     tasks.create_task(self._answer(load, request, *query))
                     request = next(requests)  # built before it is due
-
-        # A test cannot be stopped: a run that ends early leaves its thread behind.
-        threading.Thread(target=test, name="loadgen", daemon=True).start()
-        try:
-            await sending()
         finally:
             if self._scenario.arrivals is Arrivals.POISSON:
                 self._as_scheduled(load.calls)

@@ -143,7 +143,7 @@ async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
         requests_text = "a request" if others == 1 else f"{others} requests"
         after = f"within {load.now():.0f} s of the start"
         record.disturbed = f"{requests_text} of others entered the engine {after}"
-    record.calls, record.client_health = load.calls, load.health
+    record.calls, record.lag_s, record.cpu_share = load.calls, load.lag_s, load.cpu_share
     if loadgen is not None:
         record.loadgen = compared(logs, load.calls, loadgen.began_s)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
+from orch_sidecar.tools.bench.load.call import Call, Fate
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint
 from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
 from orch_sidecar.tools.bench.results.result import Result
@@ -22,7 +22,7 @@ SINGLE = Scenario(Label.SINGLE_STREAM, 1, arrivals=Arrivals.ONE_BY_ONE, clients=
 OFFLINE = Scenario(Label.OFFLINE, 1, arrivals=Arrivals.AT_ONCE)
 
 HOST = {"system": "Linux", "cpus": 2}
-IDLE = ClientHealth((0.0, 0.001), 0.1)
+IDLE = {"lag_s": (0.0, 0.001), "cpu_share": 0.1}
 
 
 def answered(
@@ -95,7 +95,7 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> RunR
         "digest": "9f86d081884c7d659a2feaa0c55ad015",
         "began_at": "2026-11-21T21:17:15.090Z",
         "calls": calls,
-        "client_health": IDLE,
+        **IDLE,
         "host": HOST,
     }
     return RunRecord(**values | more)

@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from orch_sidecar.tools.bench.load.call import ClientHealth
 from orch_sidecar.tools.bench.report.measures import served
 from orch_sidecar.tools.bench.report.run import over_time, run_report
 from orch_sidecar.tools.bench.results.result import Status, Trial
@@ -198,7 +197,7 @@ class TestTerminal:
             result(
                 [*in_a_row(10), refused(0.0), odd],
                 after=snapshot(epoch="e2"),
-                client_health=ClientHealth((0.0,), 0.95),
+                cpu_share=0.95,
                 given={"model_name": "Tiny"},
             )
         ).plain

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.load.call import Call, ClientHealth
+from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.result import row_of
 from orch_sidecar.tools.bench.results.summary import result_of
@@ -123,7 +123,7 @@ def test_doubts_are_noted() -> None:
             ),
             model="/m",
             given={"model_id": "org/m"},
-            client_health=ClientHealth((), 0.95),
+            cpu_share=0.95,
         )
     )
     notes = parse_notes(row.scenario_notes)

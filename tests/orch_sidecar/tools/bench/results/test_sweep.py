@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.load.call import Call, ClientHealth
+from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
 from orch_sidecar.tools.bench.results.result import Result, Status, row_of
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
@@ -210,7 +210,7 @@ def test_curve_that_is_far_off_is_not_drawn_but_said_to_be() -> None:
 
 
 def test_picture_names_label_lengths_hardware_and_what_limits_points() -> None:
-    found = sweep_of([point(2, client_health=ClientHealth((), 0.99)), invalid(4)])
+    found = sweep_of([point(2, cpu_share=0.99), invalid(4)])
     title = sweep_title(found)
     for part in ("tiny: batched_online", "synthetic, 32 in, 11 out", "vLLM 0.32.0", "CPU (test)"):
         assert part in title
@@ -238,7 +238,7 @@ def test_point_of_one_client_is_unbatched_with_its_reason_below_the_table() -> N
 
 
 def test_client_bottleneck_is_reported() -> None:
-    found = sweep_of([point(2, client_health=ClientHealth((), 0.99))])
+    found = sweep_of([point(2, cpu_share=0.99)])
     assert "  the client may be the bottleneck: all" in text_of(found)
 
 
