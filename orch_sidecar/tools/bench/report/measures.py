@@ -255,68 +255,65 @@ def _ends(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure of two results. `change`: from the first to the second, as a share of the first or
-    as a difference; None where the first is 0. `interval`: of the change; None without one."""
+    """A figure of two results."""
 
     before: Measure
     after: Measure
-    change: float | None
-    interval: tuple[float, float] | None
+
+    @property
+    def change(self) -> tuple[float | None, tuple[float, float] | None]:
+        """The change as a share of the first, None of a figure that is 0; of a share, the
+        difference. With its interval, None without one.
+
+        The interval of a ratio is that of the difference of the logarithms (delta method); none of
+        a figure whose own interval reaches 0, as its logarithm has no bound.
+        """
+        before, after = self.before.estimate, self.after.estimate
+        known = before.margin is not None and after.margin is not None
+        if self.before.is_share:
+            moved = after.value - before.value
+            wide = math.hypot(before.margin or 0.0, after.margin or 0.0)
+            return moved, (moved - wide, moved + wide) if known else None
+        if before.value <= 0 or after.value <= 0:
+            return None, None
+        ratio = after.value / before.value
+        shares = [(each.margin or 0.0) / each.value for each in (before, after)]
+        if not known or max(shares) >= 1:
+            return ratio - 1, None
+        wide = math.exp(math.hypot(*shares))
+        return ratio - 1, (ratio / wide - 1, ratio * wide - 1)
 
     @property
     def verdict(self) -> str:
         """Whether the second is better: a finding only where the interval leaves no doubt."""
+        change, interval = self.change
         if self.before.estimate.drifts or self.after.estimate.drifts:
             return "unknown: drifts"
-        if self.change is None or self.interval is None:
+        if change is None or interval is None:
             return "unknown: too short"
-        if self.interval[0] <= 0 <= self.interval[1]:
+        if interval[0] <= 0 <= interval[1]:
             return "no difference shown"
-        return "better" if (self.change > 0) is self.before.larger_is_better else "worse"
+        return "better" if (change > 0) is self.before.larger_is_better else "worse"
 
     @property
     def change_text(self) -> str:
         """The change with its interval."""
-        if self.change is None:
+        change, interval = self.change
+        if change is None:
             return NONE
-        if self.interval is None:
-            return self._percent(self.change)
-        low, high = map(self._percent, self.interval)
-        return f"{self._percent(self.change)} ({low} to {high})"
+        if interval is None:
+            return self._percent(change)
+        low, high = map(self._percent, interval)
+        return f"{self._percent(change)} ({low} to {high})"
 
     def _percent(self, value: float) -> str:
         # A share changes by percentage points: 40 % to 50 % is not 25 %.
         return f"{100 * value:+.1f} {'points' if self.before.is_share else '%'}"
 
 
-def change(
-    before: Estimate, after: Estimate, *, relative: bool
-) -> tuple[float | None, tuple[float, float] | None]:
-    """Returns the change, None of a figure that is 0 and has no relative one; and its interval.
-
-    The interval of a ratio is that of the difference of the logarithms (delta method); none of a
-    figure whose own interval reaches 0, as its logarithm has no bound.
-    """
-    known = before.margin is not None and after.margin is not None
-    if not relative:
-        moved = after.value - before.value
-        wide = math.hypot(before.margin or 0.0, after.margin or 0.0)
-        return moved, (moved - wide, moved + wide) if known else None
-    if before.value <= 0 or after.value <= 0:
-        return None, None
-    ratio = after.value / before.value
-    shares = [(each.margin or 0.0) / each.value for each in (before, after)]
-    if not known or max(shares) >= 1:
-        return ratio - 1, None
-    wide = math.exp(math.hypot(*shares))
-    return ratio - 1, (ratio / wide - 1, ratio * wide - 1)
-
-
 def compared(before: Result, after: Result) -> list[Compared]:
     """Compares the figures that both results have. Raises ValueError."""
     second = measures_of(after)
     return [
-        Compared(each, other, *change(each.estimate, other.estimate, relative=not each.is_share))
-        for name, each in measures_of(before).items()
-        if (other := second.get(name)) is not None
+        Compared(each, second[name]) for name, each in measures_of(before).items() if name in second
     ]

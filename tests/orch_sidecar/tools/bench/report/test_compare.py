@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.bench.report import measures
-from orch_sidecar.tools.bench.report.measures import Compared, Estimate, change
+from orch_sidecar.tools.bench.report.measures import Compared, Estimate, Measure
 from orch_sidecar.tools.bench.report.run import compare_report, differing
 from orch_sidecar.tools.bench.results.result import Result
 from tests.orch_sidecar.tools.bench.report.sample_reports import HOSTILE, hostile, online
@@ -18,10 +18,16 @@ def compared(before: Result, after: Result) -> dict[str, Compared]:
     return {each.before.name: each for each in measures.compared(before, after)}
 
 
+def change(
+    before: Estimate, after: Estimate, unit: str = "ms"
+) -> tuple[float | None, tuple[float, float] | None]:
+    return Compared(Measure("a", unit, before), Measure("a", unit, after)).change
+
+
 def test_faster_run_is_better_and_how_much_is_within_the_interval() -> None:
     found = compared(online(), online(seed=1, faster=1.25))
     assert found["TTFT p50"].verdict == "better"
-    interval = found["TTFT p50"].interval
+    _, interval = found["TTFT p50"].change
     assert interval is not None
     assert interval[0] < 1 / 1.25 - 1 < interval[1]
     assert found["within the SLO"].verdict in ("better", "no difference shown")
@@ -31,7 +37,7 @@ def test_faster_run_is_better_and_how_much_is_within_the_interval() -> None:
 
 def test_runs_of_the_same_system_show_no_difference() -> None:
     found = compared(online(), online(seed=1))
-    verdicts = [each.verdict for each in found.values() if each.interval]
+    verdicts = [each.verdict for each in found.values() if each.change[1]]
     assert verdicts.count("no difference shown") >= len(verdicts) - 2, "95 of 100"
 
 
@@ -78,7 +84,7 @@ def test_page_has_both_distributions_and_all_conditions() -> None:
 def test_result_compared_with_itself_differs_in_nothing() -> None:
     assert not list(differing(online(), online()))
     figures = measures.compared(online(), online())
-    assert {each.verdict for each in figures if each.interval} == {"no difference shown"}
+    assert {each.verdict for each in figures if each.change[1]} == {"no difference shown"}
     assert "Nothing that the results record." in Page(compare_report(online(), online()).html).text
 
 
@@ -94,16 +100,16 @@ def test_results_without_a_common_figure_are_compared_by_their_conditions() -> N
 
 
 def test_interval_of_a_change_follows_from_those_of_both_figures() -> None:
-    less, interval = change(Estimate(100, 5), Estimate(90, 3), relative=True)
+    less, interval = change(Estimate(100, 5), Estimate(90, 3))
     assert less == pytest.approx(-0.1)
     assert interval is not None
     assert interval[0] < -0.1 < interval[1] < 0
-    assert change(Estimate(100, None), Estimate(200, 1), relative=True) == (1.0, None)
-    assert change(Estimate(0, 0), Estimate(1, 0), relative=True) == (None, None)
+    assert change(Estimate(100, None), Estimate(200, 1)) == (1.0, None)
+    assert change(Estimate(0, 0), Estimate(1, 0)) == (None, None)
 
 
 def test_difference_of_shares_is_in_points() -> None:
-    moved, interval = change(Estimate(0.0, 0.0), Estimate(0.5, 0.1), relative=False)
+    moved, interval = change(Estimate(0.0, 0.0), Estimate(0.5, 0.1), "%")
     assert moved == 0.5
     assert interval == pytest.approx((0.4, 0.6))
 
@@ -115,4 +121,4 @@ def test_ratio_to_a_figure_that_may_be_0_has_no_interval(margin: float) -> None:
         (Estimate(0.34, margin), Estimate(2, 0.1)),
         (Estimate(2, 0.1), Estimate(0.34, margin)),
     ):
-        assert change(*pair, relative=True)[1] is None
+        assert change(*pair)[1] is None
