@@ -93,8 +93,7 @@ def parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         add_report(add_common(each))
     each = add_command(commands, "sweep", _run, _SWEEP)
-    online = {"label": Label.BATCHED_ONLINE, "arrivals": Arrivals.CLOSED_LOOP, "requests": 1}
-    each.set_defaults(**online)
+    each.set_defaults(label=Label.BATCHED_ONLINE, arrivals=Arrivals.CLOSED_LOOP, requests=1)
     each.add_argument(
         "--concurrency", type=counts, dest="concurrencies", default=(1, 2, 4, 8, 16),
         metavar="B,B,...", help="default: 1,2,4,8,16",

@@ -42,9 +42,8 @@ def add_report(
 def check_files(options: argparse.Namespace) -> None:
     """Raises ValueError, and OSError, where no result could be written."""
     output, report = options.output or Path("orch-bench.json"), options.report
-    plot = getattr(options, "plot", None)
     page = output.with_suffix(_PAGE) if report is True else report
-    wanted = {"output": output, "facts": options.facts, "plot": plot, "report": page}
+    wanted = {"output": output, "facts": options.facts, "plot": options.plot, "report": page}
     taken: dict[Path, str] = {}
     for name, path in wanted.items():
         if path is None:
@@ -57,8 +56,8 @@ def check_files(options: argparse.Namespace) -> None:
             raise ValueError(f"{option}: it cannot be written: {why}") from None
         if (other := taken.setdefault(path.resolve(), option)) != option:
             raise ValueError(f"{option}: it must not be the file of {other}")
-    if plot is not None or report is not None:
-        require(plot)
+    if options.plot is not None or report is not None:
+        require(options.plot)
     if options.facts is not None:
         files.check_appendable(options.facts)
 

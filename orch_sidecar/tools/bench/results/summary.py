@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ _LAG_S: Final = 0.02
 _CPU_SHARE: Final = 0.9
 
 _MOST_REASONS: Final = 20
+_NOT_STATED: Final = EvidenceDocument(missing="interrupted before the engine's statement")
 
 
 def counts_of(calls: Sequence[Call]) -> Counts:
@@ -123,7 +124,7 @@ class RunRecord:
     disturbed: str = ""
     after: Capabilities | None = None
     unread_reason: str = "interrupted before the engine's next report"
-    evidence: EvidenceDocument = field(default_factory=EvidenceDocument)
+    evidence: EvidenceDocument = _NOT_STATED
     loadgen: LoadgenDocument | None = None
 
     @property

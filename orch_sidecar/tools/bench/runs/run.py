@@ -42,7 +42,6 @@ from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Plan, schedule, traced_prompts
 from orch_sidecar.tools.bench.machine import host
 from orch_sidecar.tools.bench.results.result import (
-    EvidenceDocument,
     Result,
     contradictions,
     identity,
@@ -86,7 +85,6 @@ async def measure(plan: Plan) -> Result:
         began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
         await _load(record, due_s)
-        record.evidence = EvidenceDocument(missing="interrupted before the engine's statement")
         try:
             with Progress("waiting for the engine's report"), interruptible():
                 await _read_afterwards(record)
@@ -150,17 +148,15 @@ async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
 
 def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
     """Raises Unavailable where the run would be invalid or could not become a row."""
-    label = plan.scenario.label
+    label, snapshot = plan.scenario.label, None if found is None else found.snapshot
     reasons = []
-    if found is not None:
-        reasons += [each.detail for each in cannot_earn(label, found.snapshot)]
-        reasons += contradictions(found.snapshot, plan.given)
-        if found.snapshot.state != READY:
-            reasons.append(
-                f"the pool {found.snapshot.pool!r} is {found.snapshot.state}: it must be ready"
-            )
-        if plan.model not in found.snapshot.models:
-            served = ", ".join(found.snapshot.models)
+    if snapshot is not None:
+        reasons += [each.detail for each in cannot_earn(label, snapshot)]
+        reasons += contradictions(snapshot, plan.given)
+        if snapshot.state != READY:
+            reasons.append(f"the pool {snapshot.pool!r} is {snapshot.state}: it must be ready")
+        if plan.model not in snapshot.models:
+            served = ", ".join(snapshot.models)
             reasons.append(f"the pool does not serve the model {plan.model!r}, but {served}")
     elif label is Label.SINGLE_STREAM:
         reasons.append(
@@ -168,7 +164,6 @@ def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
             "reports single_stream with one slot"
         )
     if plan.for_row:
-        snapshot = None if found is None else found.snapshot
         reasons += missing_identity(identity(plan.model, snapshot, plan.given))
     if reasons:
         raise Unavailable("; ".join(reasons))

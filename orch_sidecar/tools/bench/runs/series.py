@@ -77,14 +77,6 @@ class RateSearch:
         least_per_s = self.rules.requests / (self.rules.longest * self.trial_s)
         return bool(self.trials) and self.best is None and self.next_per_s < least_per_s
 
-    @property
-    def why_none(self) -> str:
-        """Says that no rate met the SLO, and why no lower one was tried."""
-        text = f"no rate met the SLO, down to {self.trials[-1].rate_per_s:.4g}/s"
-        if not self.too_slow:
-            return text
-        return f"{text}: lower ones take more than {self.rules.longest:g} times --trial"
-
     def record(self, result: Result) -> Trial:
         """Records the trial at `next_per_s`, and chooses the next rate."""
         good, requests = result.goodput, len(result.calls)
@@ -142,7 +134,10 @@ async def find_rate(plan: Plan, trial_s: float) -> Result:
     try:
         await try_rates(plan, search)
         if search.best is None:
-            raise Unavailable(search.why_none)
+            why = f"no rate met the SLO, down to {search.trials[-1].rate_per_s:.4g}/s"
+            if search.too_slow:
+                why += f": lower ones take more than {RULES.longest:g} times --trial"
+            raise Unavailable(why)
         rate_per_s = search.best.rate_per_s
         print_error(f"largest rate that meets the SLO: {rate_per_s:.4g}/s")
         final = replace(plan.scenario, rate_per_s=rate_per_s)

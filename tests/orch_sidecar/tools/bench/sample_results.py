@@ -10,7 +10,7 @@ from typing import Any
 from orch_sidecar.tools.bench.load.call import Call, Fate
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint
 from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import EvidenceDocument, Result
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -97,6 +97,7 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> RunR
         "calls": calls,
         **IDLE,
         "host": HOST,
+        "evidence": EvidenceDocument(),
     }
     return RunRecord(**values | more)
 
