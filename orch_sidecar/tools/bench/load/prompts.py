@@ -39,9 +39,7 @@ LEAST_IDS: Final = 16
 # Without effect in vLLM at temperature 0; makes an engine that samples anyway repeatable.
 SEED: Final = 0
 
-
 _Ids = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)]
-
 
 _HUMAN: Final = ("human", "user")
 
