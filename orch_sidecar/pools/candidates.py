@@ -60,10 +60,10 @@ class PoolKind(NamedTuple):
 
     def serves(self, request: PlacementRequest) -> bool:
         """Whether its pools could serve a request."""
+        named = self.group is not None and self.group == request.options.pool
         return (
-            (not request.pinned or request.options.pool == self.group)
-            and request.is_served_by(self.models)
-            and request.selects(self.measurement_type, self.on_request)
+            request.is_served_by(self.models)
+            and request.selects(self.measurement_type, self.on_request, named)
             and request.fits(self.slots_total, self.ctx_max)
         )
 

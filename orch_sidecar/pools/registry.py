@@ -279,16 +279,17 @@ class PoolRegistry:
 
     def capable(self, call: GenerationRequest) -> list[Pool]:
         """Returns the pools that might serve a request, by what it asks for."""
-        asked = PlacementRequest(call.model, 1, None, call.options)
+        asked, name = PlacementRequest(call.model, 1, None, call.options), call.options.pool
         pools: Iterable[Pool] = self.all
         if self.one is None:
             pools, _ = self._shortlist.pools_for(asked, ())
         return [
             pool
             for pool in pools
-            if (not asked.pinned or call.options.pool in (pool.name, pool.group))
-            and asked.is_served_by(pool.watcher.models)
-            and asked.selects(pool.profile.measurement_type, pool.on_request)
+            if asked.is_served_by(pool.watcher.models)
+            and asked.selects(
+                pool.profile.measurement_type, pool.on_request, name in (pool.name, pool.group)
+            )
         ]
 
     def longest_wait_s(

@@ -123,15 +123,17 @@ class PlacementRequest:
         serve any."""
         return not self.model or models is None or self.model in models
 
-    def selects(self, measurement_type: MeasurementType, on_request: bool) -> bool:
-        """Whether its client wants a pool of this measurement type, or any, and if that serves only
-        requests that select it, has selected one. A label that the client did not ask for selects
-        none."""
+    def selects(self, measurement_type: MeasurementType, on_request: bool, named: bool) -> bool:
+        """Whether its client would have a pool of this measurement type, which has the name that
+        the client gave (`named`) or not. One that serves `on_request` must have been asked for, by
+        name or type; a label that the client did not ask for is no request."""
         options = self.options
+        if self.pinned and not named:
+            return False
         if options.measurement_type not in (None, measurement_type):
             return False
         asked_for = options.measurement_type is not None and not options.labelled
-        return not on_request or asked_for or options.pool is not None
+        return named or asked_for or not on_request
 
     def fits(self, slots_total: int, ctx_max: int | None) -> bool:
         """Whether a pool can hold it; one that has not reported its slots or its context may."""
@@ -203,7 +205,13 @@ def _capable(
         capable = [pool for pool in capable if pool.has_name(request.options.pool)]
         if not capable:
             return _cannot_pin(pools, request)
-    found = [pool for pool in capable if request.selects(pool.measurement_type, pool.on_request)]
+    found = [
+        pool
+        for pool in capable
+        if request.selects(
+            pool.measurement_type, pool.on_request, pool.has_name(request.options.pool)
+        )
+    ]
     if not found:
         return _none_selected(capable, request)
     if len(found) == 1:

@@ -149,6 +149,12 @@ def test_pool_on_request_takes_only_requests_that_select_its_name_or_measurement
     assert refused(down, request()) is DOWN, "it is no spare for others"
 
 
+def test_pool_on_request_does_not_stand_in_for_another_that_a_request_prefers() -> None:
+    pools = [pool("home", on_request=True), pool("cloud", unavailable=DOWN)]
+    assert refused(pools, request(pool="cloud", prefers=True)) is DOWN
+    assert place(pools, request(pool="home", prefers=True)) == ("home", By.PREFERRED)
+
+
 def test_pools_on_request_must_be_selected_even_if_no_other_has_the_model() -> None:
     pools = [pool("home", models={"x"}, on_request=True), pool("cloud")]
     found = refused(pools, request("x"))
