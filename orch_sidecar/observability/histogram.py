@@ -8,12 +8,13 @@ from functools import cache
 from typing import Final, cast
 
 from orch_sidecar.observability.exposition import escaped, number
+from orch_sidecar.observability.recent import Ended
 
 # The id of a sampled trace, and when its value was observed: nanoseconds of the wall clock.
 Traced = tuple[bytes, int]
 
-# Of values that are observed together; None: none of their traces is sampled.
-Traces = Sequence[Traced] | None
+# Of values that are observed together, what ended then; None: none of their traces is sampled.
+Traces = Sequence[Ended] | None
 
 # Values that wait to be counted. More would save little, and there are thousands of histograms.
 _MAX_VALUES: Final = 64
@@ -39,7 +40,7 @@ class Histogram:
         self._values: list[float] = []  # not counted yet
         # Those of sampled traces, and the trace of each.
         self._traced_values: list[float] = []
-        self._traces: list[Traced] = []
+        self._traces: list[Ended] = []
 
     def observe(self, values: Sequence[float | None], traced: Traces) -> None:
         """Adds values; None is none. `traced`: the trace of each."""
@@ -89,8 +90,8 @@ class Histogram:
             if len(self._traced_values) < len(self._values):
                 divided = self._divided(self._traced_values)
             for at, _, largest in divided:
-                trace = self._traces[self._traced_values.index(largest)]
-                self._exemplars[at] = (largest, trace)
+                record, now = self._traces[self._traced_values.index(largest)]
+                self._exemplars[at] = (largest, (record.trace_id, record.at_ns(now)))
             self._traced_values.clear()
             self._traces.clear()
         self._values.clear()

@@ -8,11 +8,18 @@ from prometheus_client.samples import Sample
 
 from orch_sidecar.observability.exposition import END, HISTOGRAM, head
 from orch_sidecar.observability.histogram import Histogram
+from orch_sidecar.observability.recent import Ended
 from tests.orch_sidecar.openmetrics import openmetrics
+from tests.orch_sidecar.records import record_of
 
 BUCKETS = (0.1, 1, 2.5)
 HEX = "0af7651916cd43dd8448eb211c80319c"
 TRACE = bytes.fromhex(HEX)
+
+
+def traced(trace_id: bytes, at_ns: int) -> Ended:
+    """A request with that trace; it ends at this time of the wall clock."""
+    return record_of(trace_id=trace_id, arrived=5, arrived_ns=25), at_ns - 20
 
 
 def samples(distribution: Histogram) -> list[Sample]:
@@ -66,13 +73,14 @@ def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]])
 
 def test_exemplar_is_the_largest_of_the_last_values_with_a_trace() -> None:
     distribution = Histogram(BUCKETS)
-    distribution.observe((0.95, 0.5), ((b"4", 10**9), (b"5", 2 * 10**9)))
+    distribution.observe((0.95, 0.5), (traced(b"4", 10**9), traced(b"5", 2 * 10**9)))
     buckets(distribution)  # which counts them
     distribution.observe(
-        (0.7, 0.5, None), ((TRACE, 20_000_400_000), (b"1", 10**10), (b"3", 25 * 10**9))
+        (0.7, 0.5, None),
+        (traced(TRACE, 20_000_400_000), traced(b"1", 10**10), traced(b"3", 25 * 10**9)),
     )
     distribution.observe((0.7, 0.9), None)
-    distribution.observe((7.0,), ((b"2", 30 * 10**9),))
+    distribution.observe((7.0,), (traced(b"2", 30 * 10**9),))
     found = {
         sample.labels["le"]: (
             sample.exemplar.labels["trace_id"],
@@ -97,9 +105,10 @@ def test_each_bucket_has_its_largest_traced_value(
     observed: list[tuple[float | None, bool]],
 ) -> None:
     distribution, largest = Histogram(BUCKETS), dict[str, float]()
-    for value, traced in observed:
-        distribution.observe((value, None), ((TRACE, 1), (b"other", 1)) if traced else None)
-        if traced and value is not None:
+    traces = traced(TRACE, 1), traced(b"other", 1)
+    for value, is_traced in observed:
+        distribution.observe((value, None), traces if is_traced else None)
+        if is_traced and value is not None:
             bound = next((str(float(each)) for each in BUCKETS if value <= each), "+Inf")
             largest[bound] = max(value, largest.get(bound, 0.0))
     exemplars = [(s.labels["le"], s.exemplar) for s in samples(distribution) if s.exemplar]
