@@ -42,10 +42,10 @@ USER_AGENT: Final = f"orch-sidecar-OTLP-Exporter-Python/{version('orch-sidecar')
 # Too many requests, and what a proxy answers for a collector that is away; all others are final.
 RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 
-# What is written at once without TLS: the kernel copies it in a fraction of a millisecond. Anything
-# else goes in pieces, and other tasks run in between.
-MAX_WRITE_BYTES: Final = 512 * 1024
-PIECE_BYTES: Final = 64 * 1024
+# What is written at once, and other tasks run in between: without TLS the kernel copies it in a
+# fraction of a millisecond.
+PIECE_BYTES: Final = 512 * 1024
+TLS_PIECE_BYTES: Final = 64 * 1024
 
 # How much of an answer's body is read, and for how long: what counts is in its head.
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -109,10 +109,10 @@ class HttpTransport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(),
             )
-        at_once = self._tls is None and len(prepared) <= MAX_WRITE_BYTES
+        size = PIECE_BYTES if self._tls is None else TLS_PIECE_BYTES
         return await self._session.post(
             self._url,
-            data=prepared if at_once else _pieces(prepared),
+            data=_pieces(prepared, size),
             headers=self._fields | {CONTENT_LENGTH: str(len(prepared))},
             proxy=self._proxy,
             allow_redirects=False,
@@ -141,9 +141,12 @@ class _NameThreads:
         return socket.getnameinfo(address, flags)  # of a number: asks nobody
 
 
-async def _pieces(prepared: bytes) -> AsyncIterator[bytes]:
-    for at in range(0, len(prepared), PIECE_BYTES):
-        yield prepared[at : at + PIECE_BYTES]
+async def _pieces(prepared: bytes, size: int) -> AsyncIterator[bytes | memoryview]:
+    """Divides a body. The head is written first: aiohttp would copy the first piece behind it."""
+    yield b""
+    body = memoryview(prepared)
+    for at in range(0, len(body), size):
+        yield body[at : at + size]
         await asyncio.sleep(0)
 
 
