@@ -98,7 +98,7 @@ def test_only_the_export_of_traces_imports_opentelemetry() -> None:
         if any(name.startswith("opentelemetry") for name in IMPORTS[module])
     }
     package = "orch_sidecar.observability.otlp"
-    names = ("delivery", "environment", "settings", "spans")
+    names = ("delivery", "environment", "ids", "settings", "spans")
     assert importing == {f"{package}.{name}" for name in names}
 
 

@@ -104,8 +104,9 @@ class MessageEncoder(SpanEncoder):
         super().__init__(unplaced)
         self._templates: dict[tuple[object, ...], Span] = {}
 
-    def usual(self, record: Any, trace_id: bytes, *rest: Any) -> bytes:
-        server_id, (wait_id, engine_id), ended_ns, _, _ = rest
+    def usual(self, record: Any, *rest: Any) -> bytes:
+        (trace_id, of_server), (of_wait, _, engine_id), ended_ns, _ = rest
+        server_id, wait_id = of_server[:8], of_wait[2:10]
         labels, lease = record.labels, record.lease
         arrived_ns, admitted_ns = record.arrived_ns, record.at_ns(record.admitted)
         wait = self._template((WAIT_SPAN, id(labels)), 1, {**labels, "orch.cost": record.cost})

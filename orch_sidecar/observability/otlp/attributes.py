@@ -9,13 +9,13 @@ known: a limit drops those that were set first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from orch_sidecar.api.refusal import well_formed
-from orch_sidecar.observability.otlp.protobuf import Integers, Texts, before_float, double
+from orch_sidecar.observability.otlp.protobuf import Integers, before_float, before_text, double
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_metrics import PROVIDER
-from vllm_plugin.contracts.lease_protocol import short_lease
 
 # A client may send any text as the name of a model.
 MAX_MODEL_CHARS: Final = 200
@@ -26,9 +26,6 @@ CLIENT_OUTCOMES: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
 LEASE: Final = "orch.lease"
 LAST_TOKEN: Final = "orch.last_token_s"  # noqa: S105 (no password)
 FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
-_LEASE: Final = Texts(LEASE)
-_REQUEST_ID: Final = Texts("orch.request_id")
-_CORRELATION_ID: Final = Texts("orch.correlation_id")
 _FANOUT: Final = Integers("orch.fanout")
 _MAX_TOKENS: Final = Integers("gen_ai.request.max_tokens")
 _INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
@@ -115,26 +112,32 @@ def own(record: RequestRecord) -> bytes:
     of `of_record` without `constant`."""
     first_byte = record.first_byte
     request_id = correlation_id = record.request_id.encode()
+    before_request, before_correlation = _before_ids(len(request_id))
     if record.correlation_id is not record.request_id:  # as a client rarely wants it
         correlation_id = record.correlation_id.encode()
-    before_first = first = rare = b""
+        _, before_correlation = _before_ids(len(correlation_id))
+    before_first = first = b""
     if first_byte is not None:
         before_first, first = _FIRST_BYTE, double((first_byte - record.arrived) / 1e9)
     cached_tokens, reasoning_tokens = record.cached_tokens, record.reasoning_tokens
     if record.fanout or cached_tokens is not None or reasoning_tokens is not None:
         rare = _FANOUT[record.fanout or None]
         rare += _CACHED_TOKENS[cached_tokens] + _REASONING_TOKENS[reasoning_tokens]
+        before_first = rare + before_first
     return b"".join(
         (
-            _REQUEST_ID[len(request_id)], request_id,
-            _CORRELATION_ID[len(correlation_id)], correlation_id,
+            before_request, request_id, before_correlation, correlation_id,
             _MAX_TOKENS[record.max_tokens],
             _INPUT_TOKENS[record.input_tokens],
             _OUTPUT_TOKENS[record.output_tokens],
-            rare,
             before_first, first,
         )
     )  # fmt: skip
+
+
+@cache  # of lengths: ids have 32 characters, those of clients up to 128
+def _before_ids(length: int) -> tuple[bytes, bytes]:
+    return before_text("orch.request_id", length), before_text("orch.correlation_id", length)
 
 
 def own_of_server(record: RequestRecord) -> bytes:
@@ -145,17 +148,6 @@ def own_of_server(record: RequestRecord) -> bytes:
     if record.stream and record.first_byte is not None:
         known += _FIRST_CHUNK + double((record.first_byte - arrived) / 1e9)
     return known
-
-
-def own_of_engine(lease: str) -> bytes:
-    """Encodes the lease of an attempt."""
-    text = short_lease(lease).encode()
-    return before_lease(len(text)) + text
-
-
-def before_lease(length: int) -> bytes:
-    """Returns what precedes the text of a lease. `length`: of the text."""
-    return _LEASE[length]
 
 
 def bounded(steps: Iterable[Attributes], limits: Limits) -> tuple[dict[str, Any], int]:

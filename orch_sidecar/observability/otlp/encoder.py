@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from orch_sidecar.observability.otlp import attributes as spans
 from orch_sidecar.observability.otlp.attributes import Attributes, Limits
@@ -17,6 +17,7 @@ from orch_sidecar.observability.otlp.protobuf import (
     FIRST,
     SPAN_ATTRIBUTE,
     attributes,
+    before_text,
     sized,
     varint,
 )
@@ -31,16 +32,16 @@ MAX_ATTRIBUTES: Final = 32
 
 # Of pools, classes, routes and outcomes; a client chooses model and method, hence the bound.
 _MAX_PREPARED: Final = 512
-# Of each: by the lengths of ids and numbers. A client may choose the ids.
-_MAX_SHAPES: Final = 16
+# Also by the lengths of ids and numbers. A client may choose the ids.
+_MAX_SHAPES: Final = 1024
 
 # Fields of Span: ids of the trace and the span, start and end in nanoseconds; its parent follows.
 # Tags one by one: a compiled module looks up names that were unpacked.
 _HEAD: Final = struct.Struct("<2s16s2s8scQcQ")
-_TRACE_ID: Final = b"\x0a\x10"
-_SPAN_ID: Final = b"\x12\x08"
+TRACE_ID: Final = b"\x0a\x10"
+SPAN_ID: Final = b"\x12\x08"
 _PARENT: Final = b"\x22\x08"
-_START: Final = b"\x39"
+START: Final = b"\x39"
 _END: Final = b"\x41"
 _NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
 _DROPPED_ATTRIBUTES, _LINK, _DROPPED_LINKS = b"\x50", b"\x6a", b"\x70"
@@ -49,13 +50,12 @@ _SPAN: Final = b"\x12"
 _SCHEMA_URL: Final = b"\x1a"
 
 # The spans of a usual trace, with the sizes of what differs: admission's, the engine's, the
-# server's. The id of the trace has the tag of what follows, as has that of the parent: Python
-# passes more than 30 arguments in a slow way.
+# server's.
 _USUAL: Final = (
-    "<{}s18s8s11sQcQ"
-    "{}s18s8s11sQcQ"
+    "<{}s26s11sQcQ"
+    "{}s26s11sQcQ"
     "{}s{}s{}s"
-    "{}s18s8scQcQ"
+    "{}s26scQcQ"
     "{}s{}s{}s{}s"
 )  # fmt: skip
 
@@ -75,52 +75,53 @@ _LINK_FLAGS: Final = b"\x35" + _LOCAL
 # What every span has: the trace's id, its own, start and end; `parent_fields`.
 Head = tuple[bytes, bytes, int, int, bytes]
 
+# Ids of a usual trace, with the tags of what is around them: of the trace, alone, and of its
+# server span, followed by that of the trace; of the spans of admission and engine, each followed
+# by the tag of the start, and of the latter alone.
+RequestIds = tuple[bytes, bytes]
+ChildIds = tuple[bytes, bytes, bytes]
+
+
+class _Prepared(NamedTuple):
+    """What is equal for all requests of a pool, class, route, model and outcome.
+
+    `labels`: part of the key by its identity, which is not reused while it is here. `wait`: of a
+    request that was admitted.
+    """
+
+    labels: Attributes
+    wait: bytes
+    server: bytes
+    engine: bytes
+
 
 class _Shape:
     """The usual trace with fields of these sizes: what packs it, and what does not differ.
 
-    `wait_begin`: up to the id of the trace in the first span. `engine_begin`: from the first span's
-    flags up to the same in the second; `of_engine`: from its flags up to its lease; `server_begin`.
+    `wait_begin`: up to the id of the server span in the first span. `engine_begin`: from the first
+    span's flags up to the same in the second; `of_engine`: from its flags up to its lease;
+    `server_begin`, `of_server`.
     """
 
-    __slots__ = ("engine_begin", "of_engine", "pack", "server_begin", "wait_begin")
+    __slots__ = (
+        "engine_begin", "labels", "of_engine", "of_server", "pack", "server_begin", "wait_begin",
+    )  # fmt: skip
 
     def __init__(
         self, prepared: _Prepared, lease: int, own: int, given: int, own_of_server: int
     ) -> None:
-        of_lease, wait, of_server = spans.before_lease(lease), prepared.wait, prepared.server
-        engine_size = _CHILD_BYTES + len(prepared.engine) + len(of_lease) + lease + own
-        server_size = _HEAD.size + given + len(of_server) + own + own_of_server
-        self.wait_begin = _SPAN + varint(_CHILD_BYTES + len(wait)) + _TRACE_ID
-        self.engine_begin = NO_PARENT + wait + _SPAN + varint(engine_size) + _TRACE_ID
-        self.of_engine = NO_PARENT + prepared.engine + of_lease
-        self.server_begin = _SPAN + varint(server_size) + _TRACE_ID
+        self.labels, wait, self.of_server, engine = prepared
+        self.of_engine = NO_PARENT + engine + before_text(spans.LEASE, lease)
+        engine_size = _CHILD_BYTES - len(NO_PARENT) + len(self.of_engine) + lease + own
+        server_size = _HEAD.size + given + len(self.of_server) + own + own_of_server
+        self.wait_begin = _SPAN + varint(_CHILD_BYTES + len(wait)) + _PARENT
+        self.engine_begin = NO_PARENT + wait + _SPAN + varint(engine_size) + _PARENT
+        self.server_begin = _SPAN + varint(server_size) + SPAN_ID
         sizes = (
             len(self.wait_begin), len(self.engine_begin), len(self.of_engine), lease, own,
-            len(self.server_begin), given, len(of_server), own, own_of_server,
+            len(self.server_begin), given, len(self.of_server), own, own_of_server,
         )  # fmt: skip
         self.pack: Callable[..., bytes] = struct.Struct(_USUAL.format(*sizes)).pack
-
-
-class _Prepared:
-    """What is equal for all requests of a pool, class, route, model and outcome.
-
-    `labels`: part of the key by its identity, which is not reused while it is here. `wait`: of a
-    request that was admitted. `shapes`: by the sizes of what differs.
-    """
-
-    __slots__ = ("engine", "labels", "server", "shapes", "wait")
-
-    def __init__(self, labels: Attributes, wait: bytes, server: bytes, engine: bytes) -> None:
-        self.labels, self.wait, self.server, self.engine = labels, wait, server, engine
-        self.shapes: dict[tuple[int, int, int, int], _Shape] = {}
-
-    def new_shape(self, sizes: tuple[int, int, int, int]) -> _Shape:
-        """Makes and keeps the usual trace with fields of these sizes."""
-        if len(self.shapes) >= _MAX_SHAPES:
-            self.shapes.clear()
-        shape = self.shapes[sizes] = _Shape(self, *sizes)
-        return shape
 
 
 class RecordAttributes(NamedTuple):
@@ -153,6 +154,7 @@ class SpanEncoder:
             most is not None and most < MAX_ATTRIBUTES
         )
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
+        self._shapes: dict[tuple[object, ...], _Shape] = {}
 
     def labels_of(self, record: RequestRecord) -> Attributes:
         """Returns the attributes of its pool and class."""
@@ -169,40 +171,53 @@ class SpanEncoder:
     def usual(
         self,
         record: RequestRecord,
-        trace_id: bytes,
-        server_id: bytes,
-        child_ids: Sequence[bytes],
+        ids: RequestIds,
+        child_ids: ChildIds,
         ended_ns: int,
         given: bytes,
     ) -> bytes:
         """Encodes the three spans of a request that was admitted once, and answered by an engine.
 
-        `child_ids`: of the spans of admission and engine. `given`: `parent_fields` of the server
-        span. The trace has no state, and nothing is limited.
+        `given`: `parent_fields` of the server span. The trace has no state, and nothing is
+        limited.
         """
-        wait_id, engine_id = child_ids
-        labels, lease, admitted_at = record.labels, record.lease, record.admitted
-        assert labels is not None
+        of_trace, (of_wait, of_engine, _) = ids[1], child_ids
+        lease, admitted_at = record.lease, record.admitted
         assert lease is not None
         assert admitted_at is not None
         # Objects once: a compiled module makes one for each use of an integer.
         arrived: object = record.arrived_ns
         admitted: object = record.arrived_ns + (admitted_at - record.arrived)
         ended: object = ended_ns
-        prepared, own = self._prepare(record, labels), spans.own(record)
-        of_lease = lease[:SHOWN_CHARACTERS].encode()
+        own, of_lease = spans.own(record), lease[:SHOWN_CHARACTERS].encode()
         streamed = record.stream or record.last_token is not None
         own_of_server = spans.own_of_server(record) if streamed else b""
-        sizes = len(of_lease), len(own), len(given), len(own_of_server)
-        shape = prepared.shapes.get(sizes) or prepared.new_shape(sizes)
-        trace, of_parent = trace_id + _SPAN_ID, _PARENT + server_id + _START
-        return shape.pack(
-            shape.wait_begin, trace, wait_id, of_parent, arrived, _END, admitted,
-            shape.engine_begin, trace, engine_id, of_parent, admitted, _END, ended,
-            shape.of_engine, of_lease, own,
-            shape.server_begin, trace, server_id, _START, arrived, _END, ended,
-            given, prepared.server, own, own_of_server,
+        key = (
+            record.pool, record.service_class, record.endpoint, record.method, record.outcome,
+            record.status, record.cost, record.stream, record.model, record.placement,
+            record.coalesced, record.parts, record.scenario, record.run,
+            len(of_lease), len(own), len(given), len(own_of_server),
         )  # fmt: skip
+        shape = self._shapes.get(key)
+        if shape is None or shape.labels is not record.labels:
+            shape = self._new_shape(key, record)
+        return shape.pack(
+            shape.wait_begin, of_trace, of_wait, arrived, _END, admitted,
+            shape.engine_begin, of_trace, of_engine, admitted, _END, ended,
+            shape.of_engine, of_lease, own,
+            shape.server_begin, of_trace, START, arrived, _END, ended,
+            given, shape.of_server, own, own_of_server,
+        )  # fmt: skip
+
+    def _new_shape(self, key: tuple[Any, ...], record: RequestRecord) -> _Shape:
+        """Makes the usual trace of such records. `key`: ends with the sizes of what differs."""
+        assert record.labels is not None
+        shape = _Shape(self._prepare(record, record.labels), *key[-4:])
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+        if len(record.model) <= spans.MAX_MODEL_CHARS:  # none as long as a body is kept
+            self._shapes[key] = shape
+        return shape
 
     def wait(
         self, common: RecordAttributes, head: Head, labels: Attributes, outcome: str | None = None
@@ -236,7 +251,7 @@ class SpanEncoder:
         if prepared is None or labels is not now:
             steps = [labels, _lease(lease), spans.of_record(record, now), spans.of_error(record)]
             return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, _error_of(record)))
-        of_lease = b"" if lease is None else spans.own_of_engine(lease)
+        of_lease = attributes(SPAN_ATTRIBUTE, _lease(lease).items())
         return _span(head, state, prepared.engine, of_lease, own)
 
     def server(self, common: RecordAttributes, head: Head, links: Sequence[bytes] = ()) -> bytes:
@@ -311,7 +326,7 @@ def _error_of(record: RequestRecord) -> str | None:
 def _span(head: Head, *parts: bytes) -> bytes:
     """Encodes a span. Raises struct.error for a time beyond 64 bits."""
     trace_id, span_id, start_ns, end_ns, parent = head
-    ids = _HEAD.pack(_TRACE_ID, trace_id, _SPAN_ID, span_id, _START, start_ns, _END, end_ns)
+    ids = _HEAD.pack(TRACE_ID, trace_id, SPAN_ID, span_id, START, start_ns, _END, end_ns)
     content = b"".join((ids, parent, *parts))
     return b"".join((_SPAN, varint(len(content)), content))
 

@@ -27,9 +27,6 @@ FIRST: Final = b"\x0a"
 # Field 9 of Span: its attributes.
 SPAN_ATTRIBUTE: Final = b"\x4a"
 
-# What precedes a text is kept for shorter ones: ids have 32 characters, those of clients up to 128.
-_KEPT_LENGTHS: Final = 256
-
 # Encoded integers that are kept are smaller: token counts of most requests, at most half a megabyte
 # of each attribute.
 _KEPT_INTEGERS: Final = 4096
@@ -96,20 +93,11 @@ def attributes(tag: bytes, items: Iterable[tuple[str, Any]]) -> bytes:
     return b"".join([attribute(tag, key, value) for key, value in items])
 
 
-class Texts(dict[int, bytes]):
-    """What precedes the value in attributes of spans of one key whose values are texts, by the
-    length of the value in bytes."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self._key = key
-
-    def __missing__(self, length: int) -> bytes:
-        whole = attribute(SPAN_ATTRIBUTE, self._key, "x" * length)
-        before = whole[: len(whole) - length]
-        if length < _KEPT_LENGTHS:
-            self[length] = before
-        return before
+def before_text(key: str, length: int) -> bytes:
+    """Returns what precedes the value in attributes of spans whose values are texts. `length`: of
+    the value in bytes."""
+    whole = attribute(SPAN_ATTRIBUTE, key, "x" * length)
+    return whole[: len(whole) - length]
 
 
 class Integers(dict[int | None, bytes]):

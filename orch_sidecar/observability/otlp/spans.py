@@ -9,16 +9,12 @@ too, which may outlive it. It is encoded when it is exported: the next answer do
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import chain
-from struct import unpack
 from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_ON, Decision, Sampler
 from opentelemetry.trace import SpanKind, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -30,11 +26,19 @@ from orch_sidecar.observability.otlp.attributes import Attributes
 from orch_sidecar.observability.otlp.delivery import SpanBatcher
 from orch_sidecar.observability.otlp.encoder import (
     NO_PARENT,
+    ChildIds,
     Head,
+    RequestIds,
     SpanEncoder,
     link,
     parent_fields,
     state_field,
+)
+from orch_sidecar.observability.otlp.ids import (
+    random_children,
+    random_spans,
+    request_ids,
+    requests_of,
 )
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts, Trace, Tracing
@@ -54,26 +58,6 @@ SHUTDOWN_S: Final = 5.0
 # A method of the encoder, the head of its span, and the rest of its arguments.
 _Ended = tuple[Callable[..., bytes], Head, tuple[Any, ...]]
 
-_FRESH_IDS: Final = 512
-
-
-def random_ids(size: int) -> Iterator[bytes]:
-    """Returns an endless iterator of random ids of so many bytes: many of one system call, and none
-    of Python to take one."""
-    return chain.from_iterable(iter(partial(_fresh_ids, size), []))
-
-
-def _fresh_ids(size: int) -> list[bytes]:
-    return list(unpack(f"{size}s" * _FRESH_IDS, os.urandom(size * _FRESH_IDS)))
-
-
-def _trace_ids(ids: IdGenerator) -> Iterator[bytes]:
-    """Returns the trace ids of that generator. The SDK's own, which makes random ones, is not asked
-    for each."""
-    if type(ids) is RandomIdGenerator:
-        return random_ids(16)
-    return iter(lambda: ids.generate_trace_id().to_bytes(16), b"")
-
 
 def _header_end(flags: int, state: str) -> str:
     """Returns how the header lines of a trace context end, after the id of the parent."""
@@ -89,12 +73,12 @@ class _Identified(Trace):
 
     __slots__ = ("_end", "_span_ids", "_state", "server_id", "trace_id")
 
-    def __init__(self, trace_id: bytes, flags: int, state: str, span_ids: Iterator[bytes]) -> None:
-        self.trace_id = trace_id
+    def __init__(self, ids: RequestIds, flags: int, state: str, span_ids: Iterator[bytes]) -> None:
+        self.trace_id, of_server = ids
+        self.server_id = of_server[:8]
         self._end = _header_end(flags, state)
         self._state = state
         self._span_ids = span_ids
-        self.server_id = next(span_ids)
 
     def dispatched(self) -> str:
         return self._lines(next(self._span_ids))
@@ -219,7 +203,7 @@ class RequestTrace(_Part):
     """
 
     __slots__ = (
-        "_child_ids", "_ended_ns", "_given", "_links", "_open", "_parts",
+        "_child_ids", "_ended_ns", "_given", "_ids", "_links", "_open", "_parts",
     )  # fmt: skip
 
     _ended_ns: int  # set at the end
@@ -231,19 +215,17 @@ class RequestTrace(_Part):
         self,
         tracing: SpanTracing,
         record: RequestRecord,
-        trace_id: bytes,
-        server_id: bytes,
+        ids: RequestIds,
         end: str,
         given: bytes = NO_PARENT,
     ) -> None:
         """`end`: of the header lines, after the id of the parent. `given`: `parent_fields`."""
-        self.trace_id = trace_id
-        self.server_id = server_id
+        self._ids = ids
         self._end = end
         self._tracing = tracing
         self._record = record
         self._given = given
-        self._child_ids: tuple[bytes, ...] | None = None
+        self._child_ids: ChildIds | tuple[()] | None = None
 
     def dispatched(self) -> str:
         record = self._record
@@ -251,7 +233,7 @@ class RequestTrace(_Part):
             self.unfold()
             return super().dispatched()
         self._child_ids = child_ids = next(self._tracing.child_ids)
-        return f"traceparent: 00-{self.trace_id.hex()}-{child_ids[1].hex()}{self._end}"
+        return f"traceparent: 00-{self._ids[0].hex()}-{child_ids[2].hex()}{self._end}"
 
     def retried(self, reason: Reason) -> None:
         self.unfold()
@@ -263,10 +245,12 @@ class RequestTrace(_Part):
             return
         child_ids, self._child_ids = self._child_ids, ()
         self._state, self._span_ids = state, self._tracing.span_ids
+        self.trace_id, of_server = self._ids
+        self.server_id = of_server[:8]
         self._begin(self._tracing, self._record)
         self._open, self._links, self._parts = 1, (), ()
-        if child_ids is not None:
-            self._wait_id, self._engine_id = child_ids
+        if child_ids:
+            self._wait_id, self._engine_id = child_ids[0][2:10], child_ids[2]
             self._waited_since, self._since = self._record.arrived, None
             self._read_attempt()
 
@@ -312,9 +296,7 @@ class RequestTrace(_Part):
         """Encodes all its spans. Raises what the encoder does for values that OTLP cannot have."""
         encoder, child_ids = self._tracing.encoder, self._child_ids
         if child_ids:
-            return encoder.usual(
-                self._record, self.trace_id, self.server_id, child_ids, self._ended_ns, self._given
-            )
+            return encoder.usual(self._record, self._ids, child_ids, self._ended_ns, self._given)
         encoded, state = [], state_field(self._state)
         for record, ended in self._parts:
             common = encoder.of_record(record, state)
@@ -332,20 +314,17 @@ class SpanTracing(Tracing):
         spans: SpanCounts,
         sampler: Sampler,
         ids: IdGenerator,
-        span_ids: Iterator[bytes] | None = None,
     ) -> None:
-        """`spans`: in which the batcher counts. `ids`: of traces; `span_ids`: of spans."""
+        """`spans`: in which the batcher counts. `ids`: of traces."""
         self.spans = spans
         self.encoder = encoder
         self.batcher = batcher
         self.queue = batcher.queue
-        self.span_ids = random_ids(8) if span_ids is None else span_ids
-        self.child_ids = zip(self.span_ids, self.span_ids, strict=False)  # inner spans
+        self.ids = requests_of(ids)
+        self.span_ids, self.child_ids = random_spans(), random_children()
         self._sampler = sampler
         # Without a parent these always sample: calling them would cost as much as a span does.
         self._samples_roots = sampler in (ALWAYS_ON, DEFAULT_ON)
-        self._trace_ids = _trace_ids(ids)
-        self._ids = zip(self._trace_ids, self.span_ids, strict=False)  # of a trace, its server span
         # Older releases of the SDK do not know the flag.
         self._random = _RANDOM if getattr(ids, "is_trace_id_random", bool)() else 0
         self._end = _ENDS[self._random | _SAMPLED]
@@ -356,9 +335,9 @@ class SpanTracing(Tracing):
             return self._begin_within(record, *self._given(headers))
         if not self._samples_roots or self.encoder.limited:
             return self._begin_within(record, _NO_CONTEXT, None)
-        trace_id, server_id = next(self._ids)
-        record.trace_id = trace_id
-        return RequestTrace(self, record, trace_id, server_id, self._end)
+        ids = next(self.ids)
+        record.trace_id = ids[0]
+        return RequestTrace(self, record, ids, self._end)
 
     def _begin_within(
         self, record: RequestRecord, given: Context, parent: SpanContext | None
@@ -366,24 +345,24 @@ class SpanTracing(Tracing):
         """Begins a trace if the sampler takes it. `given`: the context that the client sent;
         `parent`: its span."""
         if parent is None:
-            trace_id, flags = next(self._trace_ids), self._random
+            ids, flags = next(self.ids), self._random
         else:
-            trace_id, flags = parent.trace_id.to_bytes(16), parent.trace_flags & _RANDOM
+            ids = request_ids(parent.trace_id.to_bytes(16), next(self.span_ids))
+            flags = parent.trace_flags & _RANDOM
         sampled, state = True, ""
         if parent is not None or not self._samples_roots:
             path, unplaced = record.endpoint.path, self.encoder.unplaced
-            number = int.from_bytes(trace_id)
+            number = int.from_bytes(ids[0])
             result = self._sampler.should_sample(given, number, path, _SERVER, unplaced, ())
             sampled = result.decision is _RECORD_AND_SAMPLE
             state = result.trace_state.to_header() if result.trace_state else ""
         if not sampled:
-            return _Identified(trace_id, flags, state, self.span_ids)
-        record.trace_id = trace_id
-        end, server_id = _header_end(flags | _SAMPLED, state), next(self.span_ids)
+            return _Identified(ids, flags, state, self.span_ids)
+        record.trace_id = ids[0]
         fields = NO_PARENT
         if parent is not None:
             fields = parent_fields(parent.span_id.to_bytes(8), remote=parent.is_remote)
-        trace = RequestTrace(self, record, trace_id, server_id, end, fields)
+        trace = RequestTrace(self, record, ids, _header_end(flags | _SAMPLED, state), fields)
         if state or self.encoder.limited:
             trace.unfold(state)
         return trace

@@ -99,12 +99,13 @@ class TraceQueue:
                 self.spans -= spans
                 done += 1
                 continue
-            if size + len(encoded) > MAX_BATCH_BYTES and traces:
+            size += len(encoded)
+            if size > MAX_BATCH_BYTES and traces:
                 waiting[done] = EncodedTrace(encoded), spans
+                size -= len(encoded)
                 more = False
                 break
             traces.append(encoded)
-            size += len(encoded)
             taken += spans
             done += 1
         del waiting[:done]

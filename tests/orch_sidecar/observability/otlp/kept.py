@@ -14,7 +14,14 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 
 from orch_sidecar.observability.otlp.attributes import Attributes, Limits
 from orch_sidecar.observability.otlp.delivery import SpanBatcher
-from orch_sidecar.observability.otlp.encoder import SpanEncoder, request_encoder
+from orch_sidecar.observability.otlp.encoder import (
+    SPAN_ID,
+    START,
+    ChildIds,
+    SpanEncoder,
+    request_encoder,
+)
+from orch_sidecar.observability.otlp.ids import request_ids
 from orch_sidecar.observability.otlp.spans import RequestTrace, SpanTracing
 from orch_sidecar.observability.tracing import SpanCounts
 
@@ -55,9 +62,17 @@ def tracing_to(
 ) -> SpanTracing:
     encoder = SpanEncoder(unplaced, limits)
     batcher = cast(SpanBatcher, kept)
-    return SpanTracing(
-        encoder, batcher, SpanCounts(), sampler, ids or RandomIdGenerator(), span_ids
-    )
+    ids = ids or RandomIdGenerator()
+    tracing = SpanTracing(encoder, batcher, SpanCounts(), sampler, ids)
+    if span_ids is not None:
+        traces = iter(lambda: ids.generate_trace_id().to_bytes(16), b"")
+        tracing.ids, tracing.span_ids = map(request_ids, traces, span_ids), span_ids
+        tracing.child_ids = map(child_ids, span_ids, span_ids)
+    return tracing
+
+
+def child_ids(wait_id: bytes, engine_id: bytes) -> ChildIds:
+    return SPAN_ID + wait_id + START, SPAN_ID + engine_id + START, engine_id
 
 
 def attributes_of(span: Span) -> dict[str, Any]:

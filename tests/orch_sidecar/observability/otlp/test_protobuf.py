@@ -14,9 +14,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from orch_sidecar.observability.otlp.protobuf import (
     Integers,
-    Texts,
     any_value,
     before_float,
+    before_text,
     double,
     integer,
     varint,
@@ -49,7 +49,7 @@ def test_integers_of_every_length_are_read_back(value: int) -> None:
 @given(INT64, st.floats(), st.text())
 def test_prepared_attributes_are_read_back(number: int, ratio: float, text: str) -> None:
     encoded = Integers("i")[number] + before_float("f") + double(ratio)
-    encoded += Texts("t")[len(text.encode())] + text.encode()
+    encoded += before_text("t", len(text.encode())) + text.encode()
     found = {each.key: each.value for each in Span.FromString(encoded).attributes}
     assert (found["i"].int_value, found["t"].string_value) == (number, text)
     read = found["f"].double_value
@@ -59,7 +59,7 @@ def test_prepared_attributes_are_read_back(number: int, ratio: float, text: str)
 @pytest.mark.parametrize("length", [0, 1, 62, 63, 64, 65, 100, 127, 128, 16383, 16384])
 @pytest.mark.parametrize("key", ["k", "k" * 63, "k" * 130])
 def test_texts_of_every_length_are_read_back(length: int, key: str) -> None:
-    span = Span.FromString(Texts(key)[length] + b"x" * length)
+    span = Span.FromString(before_text(key, length) + b"x" * length)
     assert (span.attributes[0].key, span.attributes[0].value.string_value) == (key, "x" * length)
 
 
