@@ -82,6 +82,8 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
     add("--pool", help="the pool, of a sidecar with several")
     text = f"added to every request; the API key is read from ${KEY_VARIABLE}"
     add("--header", action="append", type=header, default=[], metavar="'NAME: VALUE'", help=text)
+    text = "how often a run begins again when others use the engine; default: %(default)s"
+    add("--restarts", type=count_or_zero, default=3, metavar="N", help=text)
 
 
 def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -248,5 +250,7 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
         given=given(options, {name: name for name in GIVEN}),
         for_row=options.facts is not None,
         ids=ids,
+        # A test of MLCommons' load generator cannot be stopped, and there is one in a process.
+        restarts=0 if scenario.loadgen else options.restarts,
         loadgen_logs=output and output.with_name(f"{output.stem}-loadgen"),
     )

@@ -169,6 +169,7 @@ async def test_request_that_is_under_way_before_it_is_refused_before_anything_is
     start: Start,
     scenario: Any,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It is taken before the window and ends after it: no count of requests shows it."""
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.IDLE_TIMEOUT_S", 0.5)
@@ -183,27 +184,45 @@ async def test_request_that_is_under_way_before_it_is_refused_before_anything_is
     )
     await eventually(lambda: engine.present)
     with pytest.raises(Unavailable, match="not idle before the run: it serves requests of oth"):
-        await measured(url_of(sidecar), scenario)
+        await measured(url_of(sidecar), scenario, restarts=1)
     assert not long.done()
     long.cancel()
     await asyncio.gather(long, return_exceptions=True)
+    assert capsys.readouterr().err.endswith("the run begins again (1 of 1 times left)\n")
     assert len(engine.generating) == 1
 
 
-async def test_request_of_others_ends_the_run_at_once(
-    home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+async def test_request_of_others_begins_the_run_again_at_once(
+    home: Running,
+    at_home: ScriptedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """And where no restart is left it ends at once, invalid."""
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.WATCH_INTERVAL_S", 0.1)
     client = await home.client()
     prompt: Any = list(range(5))
-    running = asyncio.create_task(measured(url_of(home), replace(SINGLE, least_seconds=600.0)))
-    await eventually(lambda: len(at_home.generating) > 2)
-    for _ in range(3):
-        response = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=3)
-        assert response.status == 200
-    result = await running
-    pattern = r"(a request|\d requests) of others entered the engine within \d s of the start"
-    assert re.fullmatch(pattern, result.reasons[0])
+
+    async def run_beside_others(restarts: int) -> Result:
+        begun = len(at_home.generating)
+        scenario = replace(SINGLE, least_seconds=1.0 if restarts else 600.0)
+        running = asyncio.create_task(measured(url_of(home), scenario, restarts=restarts))
+        await eventually(lambda: len(at_home.generating) > begun + 2)
+        for _ in range(3):
+            response = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=3)
+            assert response.status == 200
+        return await running
+
+    result = await run_beside_others(restarts=2)
+    assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
+    assert result.counts.sent < len(at_home.generating) - 4
+    assert re.fullmatch(
+        r"(a request|\d requests) of others entered the engine within \d s of the start; "
+        r"the run begins again \(2 of 2 times left\)\n",
+        capsys.readouterr().err,
+    )
+    result = await run_beside_others(restarts=0)
+    assert "of others entered the engine within" in result.reasons[0]
     assert "the engine served other clients" in reasons(result)
 
 

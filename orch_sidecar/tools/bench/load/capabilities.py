@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,9 +24,10 @@ REPORT_INTERVAL_S: Final = 1.2
 # Other traffic may never end: the measurement then records that the engine was not idle.
 IDLE_TIMEOUT_S: Final = 12.0
 # Often enough to lose little time, and seldom enough to cost a run nothing. Reports come each
-# second: a look is a tenth of a second nearer to one than the look before, and sees of ten in turn
-# one that was just made, since when least was sent.
+# second: the looks begin shortly before the second next one.
 WATCH_INTERVAL_S: Final = 1.9
+LOOK_S: Final = 0.05
+MOST_LOOKS: Final = 24
 
 READY: Final = "ready"
 
@@ -153,8 +153,16 @@ async def accepted_of_others(endpoint: Endpoint, since: Snapshot, sent: Callable
     """
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
-        with suppress(EndpointError):  # at the end it is an objection, should it last
-            found = (await engine_at(endpoint)).snapshot
+        busy_s: float | None = None
+        for _ in range(MOST_LOOKS):  # until a new report, when least was sent since it was made
+            try:
+                found = (await engine_at(endpoint)).snapshot
+            except EndpointError:  # at the end it is an objection, should it last
+                break
             others = found.requests_total - since.requests_total - sent()
             if found.epoch == since.epoch and others > 0:
                 return others
+            if busy_s not in (None, found.busy_s):
+                break
+            busy_s = found.busy_s
+            await asyncio.sleep(LOOK_S)

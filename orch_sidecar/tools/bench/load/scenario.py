@@ -167,9 +167,9 @@ class Plan:
 
     `prompts`: returns the prompts of a seed. `for_row`: the result is to become a row of a table.
     `given`: of the engine's identity, by the user. `ids`: the token ids that the prompts of a trace
-    are made of. `trial`: part of a search for a rate, where a rate too low to batch is no
-    objection. `loadgen_logs`: the folder of the logs of MLCommons' load generator; None: by the id
-    of the run.
+    are made of. `restarts`: how often a run begins again that others disturb. `trial`: part of a
+    search for a rate, where a rate too low to batch is no objection. `loadgen_logs`: the folder of
+    the logs of MLCommons' load generator; None: by the id of the run.
     """
 
     endpoint: Endpoint
@@ -180,5 +180,6 @@ class Plan:
     given: Mapping[str, Any]
     for_row: bool = False
     ids: tuple[int, ...] = ()
+    restarts: int = 0
     trial: bool = False
     loadgen_logs: Path | None = None

@@ -54,7 +54,7 @@ from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.traffic import WARMUP
-from orch_sidecar.tools.terminal import Progress
+from orch_sidecar.tools.terminal import Progress, print_error
 from vllm_plugin.contracts.profile import ServiceClass
 
 # The warm-up has its own prompts, or the measurement would find them in the prefix cache.
@@ -62,36 +62,57 @@ _WARM_UP_SEED: Final = 1_000_003
 _WARM_UP_CLIENTS: Final = 4  # of an open loop
 
 
-async def measure(plan: Plan) -> Result:
-    """Runs the plan. If it is cancelled, it ends early with the result of what was measured, as it
-    does within seconds of a request of others.
+_BUSY: Final = "the engine is not idle before the run: it serves requests of others"
 
-    Raises Unavailable for a plan that cannot be measured at its endpoint; Interrupted where nothing
-    was measured yet; ValueError for a schedule that is too long.
+
+class _Disturbed(Exception):
+    """Others use the engine; the message says how."""
+
+
+async def measure(plan: Plan) -> Result:
+    """Runs the plan. If it is cancelled, it ends early with the result of what was measured.
+
+    A request of others ends a run within seconds, and it begins again, with other prompts in an
+    empty cache, up to `plan.restarts` times. Raises Unavailable for a plan that cannot be measured
+    at its endpoint; Interrupted where nothing was measured yet; ValueError for a schedule that is
+    too long.
     """
     with interruptible():
-        due_s = schedule(plan.scenario)
-        first = await read_capabilities(plan.endpoint)
-        _check_measurable(plan, first)
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
-        secret = secrets.token_hex(16)
-        plan = _sending(plan, name, secret, salted=plan.ignore_eos or first is not None)
-        with Progress("warming up"):
-            before = await _warm_up(plan, first)
-        if before is not None and not before.idle:
-            raise Unavailable("the engine is not idle before the run: it serves requests of others")
-        asked = {"run": name, "nonce": secrets.token_hex(NONCE_BYTES)}
-        statement = await statement_before(plan.endpoint, asked, before)
-        began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
-        await _load(record, due_s)
-        try:
-            with Progress("waiting for the engine's report"), interruptible():
-                await _read_afterwards(record)
-                record.evidence = await evidence_after(plan.endpoint, asked, statement)
-        except Interrupted:
-            record.stopped = True
-        return result_of(record)
+        for left in range(plan.restarts, 0, -1):
+            try:
+                return await _measure_once(plan, is_last=False)
+            except _Disturbed as others:
+                again = f"the run begins again ({left} of {plan.restarts} times left)"
+                print_error(f"{others}; {again}")
+        return await _measure_once(plan, is_last=True)
+
+
+async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
+    """Runs the plan as `measure` does. Raises _Disturbed, unless `is_last`."""
+    due_s = schedule(plan.scenario)
+    first = await read_capabilities(plan.endpoint)
+    _check_measurable(plan, first)
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
+    secret = secrets.token_hex(16)
+    plan = _sending(plan, name, secret, salted=plan.ignore_eos or first is not None)
+    with Progress("warming up"):
+        before = await _warm_up(plan, first)
+    if before is not None and not before.idle:
+        raise (Unavailable if is_last else _Disturbed)(_BUSY)
+    asked = {"run": name, "nonce": secrets.token_hex(NONCE_BYTES)}
+    statement = await statement_before(plan.endpoint, asked, before)
+    began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
+    await _load(record, due_s)
+    if record.disturbed and not is_last:
+        raise _Disturbed(record.disturbed)
+    try:
+        with Progress("waiting for the engine's report"), interruptible():
+            await _read_afterwards(record)
+            record.evidence = await evidence_after(plan.endpoint, asked, statement)
+    except Interrupted:
+        record.stopped = True
+    return result_of(record)
 
 
 def _sending(plan: Plan, name: str, secret: str, *, salted: bool) -> Plan:
