@@ -49,7 +49,8 @@ EPILOG: Final = """examples:
   orch bench decode --window-ms 6,2               TTFT with two admission windows
   orch bench decode --rate 120 --tokens 512 --bmax 64 --window-ms 20
   orch bench decode --lambda=60 --tokens=32 --bmax=8 --window_ms=3 --work=16384
-                                                  as the paper's program is called"""
+                                                  as the paper's program is called
+  orch bench decode --reference                   the loop of that program"""
 
 
 # Of a schedule without --nreq: the requests of two seconds at the default rate, and no more than
@@ -77,6 +78,8 @@ def add_commands(commands: Commands) -> None:
         help="admission window; with several, the same arrivals run with each (6)",
     )  # fmt: skip
     add_seed(parser, 123, "arrivals, weights and caches")
+    reference_help = "the loop of the paper's own program, which idles before each step"
+    add("--reference", action="store_true", help=reference_help)
     work_help = f"iterations of the paper's kernel, {FMA_PER_ITERATION} multiply-adds each: a toy "
     work_help += "model of that size, whose weights stay in the cache"
     add("--work", type=count, metavar="ITERATIONS", help=work_help)
@@ -114,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
 def _measured(options: argparse.Namespace) -> DecodeResult:
     device = open_device(options.work)
     given = (options.rate, options.tokens, options.bmax, options.seed)
-    config = Config(options.nreq or NREQ, *given, options.work)
+    config = Config(options.nreq or NREQ, *given, options.reference, options.work)
     kernel = Kernel(device, max(options.sweep or (config.bmax,)), config.seed)
     if options.sweep is not None:
         with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
@@ -147,4 +150,5 @@ def _runs(config: Config, kernel: Kernel, windows_ms: Sequence[float]) -> Iterat
     for window_ms in windows_ms:
         run_step = kernel.warmed_up(range(1, config.bmax + 1))
         schedule = (arrivals_ms, config.tokens, config.bmax, window_ms)
-        yield run_figures(window_ms, run_schedule(*schedule, run_step))
+        outcome = run_schedule(*schedule, run_step, reference=config.reference)
+        yield run_figures(window_ms, outcome)

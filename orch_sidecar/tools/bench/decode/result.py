@@ -25,14 +25,15 @@ _MOST_BATCH: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The options of the schedule. `work`: iterations of the paper's kernel that the model's size
-    follows from, None for another size."""
+    """The options of the schedule. `reference`: that of the paper's program; `work`: iterations of
+    its kernel that the model's size follows from, None for another size."""
 
     nreq: int
     rate_per_s: float
     tokens: int
     bmax: int
     seed: int
+    reference: bool = False
     work: int | None = None
 
 

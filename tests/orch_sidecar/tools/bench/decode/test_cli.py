@@ -79,7 +79,7 @@ def test_sweep_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_windows_are_compared_on_the_same_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "--window-ms", "6,2"]) == 0
+    assert main([*TINY, "--window-ms", "6,2", "--reference"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "CONFIG nreq=12 lambda=80.0/s tokens=3 Bmax=4 window_ms=2.00 work=9" in lines
     assert lines[-1].startswith("WINDOW 6 -> 2 ms: p95 TTFT ")

@@ -161,7 +161,7 @@ def test_document_contains_everything_and_is_json() -> None:
     assert found["schema_version"] == "orch.bench.decode/3"
     assert found["config"] == {
         "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1,
-        "work": None,
+        "reference": False, "work": None,
     }  # fmt: skip
     assert found["device"]["name"] == "a processor"
     assert found["device"]["torch"] == "2.13"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import accumulate, islice
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -166,6 +167,25 @@ def test_window_of_2_ms_instead_of_6_takes_15_percent_off_the_p95_of_ttft(seed: 
     assert long is not None
     assert short is not None
     assert short <= 0.85 * long
+
+
+@pytest.mark.parametrize(("window_ms", "p95_ms"), [(6.0, 4.47), (2.0, 2.73)])
+def test_reference_has_the_figures_of_the_papers_program(window_ms: float, p95_ms: float) -> None:
+    random = Random(123)
+    arrivals = list(accumulate(1000 * random.expovariate(80.0) for _ in range(200)))
+    outcome = run_schedule(arrivals, 32, 16, window_ms, MEASURED, reference=True)
+    times = sorted(ttft_ms(outcome))
+    assert times[int(0.95 * (len(times) - 1))] == pytest.approx(p95_ms, abs=0.005)  # its percentile
+
+
+def test_reference_idles_for_a_quarter_of_the_window_before_each_step() -> None:
+    outcome = run_schedule([100.0, 107.0, 109.5], 2, 4, 6.0, ten_ms, reference=True)
+    # The window is open for all of its time; between steps 1.5 ms pass, in which nothing runs.
+    assert steps_of(outcome) == [
+        (106.0, (0,)),
+        (117.5, (0, 1, 2)),
+        (129.0, (1, 2)),
+    ]
 
 
 def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
