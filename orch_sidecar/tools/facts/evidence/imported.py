@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
 from orch_sidecar.tools.facts.labels.judge import judge
-from orch_sidecar.tools.facts.labels.load import Load
+from orch_sidecar.tools.facts.labels.load import Load, contradictions
 from orch_sidecar.tools.facts.labels.measured import (
     Engine,
     KnownEngine,
@@ -101,6 +101,10 @@ def to_row(run: Run, known: States | Engine, source: Source) -> Row:
             known_ms = run.latency_ms.items()
             own = {name: ms for name, ms in known_ms if not name.startswith("tpot_")}
             run = replace(run, own_ms=own)
+    # Of failed requests no file has the times.
+    in_flight = [] if run.failed else [each.in_flight for each in run.served]
+    if run.load and in_flight and (found := [*contradictions(run.load, in_flight)]):
+        raise Rejection("arrivals", run.load.arrivals.value, "; ".join(found))
     try:
         return row_of(run, label, engine, model, source.tag)
     except ValueError as error:

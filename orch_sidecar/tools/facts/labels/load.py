@@ -1,19 +1,24 @@
 """How requests came to an engine, as their client states it: the load, declared once.
 
 Pure. A result has it as a part of its scenario, evidence within that result; a file of another tool
-gives as much as it knows, and traces show its arrivals. A row notes it.
+gives as much as it knows, and traces show its arrivals. A row notes it. The requests must have come
+as it states: by the times in the file that states it, and in evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
 
+from orch_sidecar.tools.facts.labels import thresholds
+from orch_sidecar.tools.facts.labels.intervals import Interval, pieces
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import TIMES, Arrivals
+from orch_sidecar.tools.facts.tables.notes import TIMES, Arrivals, Loop
 
 # By their names; None: not noted.
 Notes = Mapping[str, str | int | float | None]
@@ -119,3 +124,61 @@ class Load:
             **({} if self.trace is None else self.trace.notes),
             "seed": self.seed,
         }
+
+
+def contradictions(load: Load, in_flight: Sequence[Interval]) -> Iterator[str]:
+    """Yields how the requests of a run, each from its arrival to its end, came otherwise."""
+    arrived_s = sorted(each.start for each in in_flight)
+    spread_s = arrived_s[-1] - arrived_s[0]
+    took_s = max(each.end for each in in_flight) - arrived_s[0]
+    if load.arrivals is Arrivals.AT_ONCE and spread_s > thresholds.LACKING * took_s:
+        yield f"arrivals is {load.arrivals}, the requests came within {spread_s:.3g} s"
+    if load.arrivals.loop is Loop.CLOSED and load.clients is not None:
+        yield from loop_contradictions(load.clients, in_flight)
+    yield from rate_contradictions(load, arrived_s, exact=False)
+
+
+def loop_contradictions(
+    clients: int,
+    in_flight: Sequence[Interval],
+    *others: Sequence[Interval],
+    may_pause: bool = False,
+) -> Iterator[str]:
+    """Yields how a closed loop had other clients: all of them begin at once, and none sends a
+    request before its last one has ended.
+
+    `others`: the requests as others saw them. `may_pause`: the client's machine was busy.
+    """
+    counts = [max((piece.intervals for piece in pieces(each)), default=0)
+              for each in (in_flight, *others)]  # fmt: skip
+    if max(counts) > clients:
+        yield f"at_once is {clients}, {max(counts)} requests were in flight at once"
+    elif not may_pause and counts[0] < (1 - thresholds.LACKING) * min(clients, len(in_flight)):
+        yield f"at_once is {clients}, at most {counts[0]} requests were in flight at once"
+
+
+def rate_contradictions(load: Load, arrived_s: Sequence[float], *, exact: bool) -> Iterator[str]:
+    """Yields how requests, in the order of their arrival, had another rate; of a schedule whose
+    gaps are not known, nothing. `exact`: it is when they were due, not when they were sent."""
+    gaps = [later - earlier for earlier, later in pairwise(arrived_s)]
+    rate, total, count = load.rate_per_s, sum(gaps), len(gaps)
+    if rate is None or not gaps:
+        return
+    wrong = False
+    if load.arrivals is Arrivals.CONSTANT and exact:
+        slack_s = thresholds.ROUNDING_S + thresholds.CLOCK_RATE / rate
+        wrong = any(abs(gap - 1 / rate) > slack_s for gap in gaps)
+    elif load.arrivals is Arrivals.CONSTANT:
+        slack_s = thresholds.WINDOW_S + thresholds.WINDOW_SHARE * total
+        wrong = abs(total - count / rate) > slack_s
+    elif load.arrivals in (Arrivals.POISSON, Arrivals.GAMMA):
+        shape = count * (load.burstiness or 1.0)
+        wrong = _log_chance(shape * total * rate / count, shape) < math.log(thresholds.UNLIKELY)
+    if wrong:
+        yield f"rate_per_s is {rate:g}: {count + 1} requests came within {total:.6g} s"
+
+
+def _log_chance(total: float, shape: float) -> float:
+    """Returns Chernoff's bound of the chance, as a logarithm, that gamma-distributed gaps of that
+    shape in all, which is their expectation, are together as far from it as `total`."""
+    return shape - total + shape * math.log(total / shape) if total > 0 else -math.inf

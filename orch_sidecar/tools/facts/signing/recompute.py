@@ -9,18 +9,17 @@ client measures at the far end of a network, so its window is a little longer.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, islice, pairwise
+from itertools import groupby, islice
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import intervals, thresholds
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
-from orch_sidecar.tools.facts.labels.load import Load
+from orch_sidecar.tools.facts.labels.load import Load, loop_contradictions, rate_contradictions
 from orch_sidecar.tools.facts.labels.measured import (
     Model,
     engine_between,
@@ -278,8 +277,8 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
         most_s = max(most_s, thresholds.CLIENT_LATE_SHARE * proof.totals.window_s)
     if late_s > most_s + thresholds.ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
-    if load.rate_per_s is not None and kind in (Arrivals.CONSTANT, Arrivals.POISSON):
-        yield from _rate(kind, load.rate_per_s, sorted(each.due_s or 0.0 for each in scheduled))
+    due_s = sorted(each.due_s or 0.0 for each in scheduled)
+    yield from rate_contradictions(load, due_s, exact=True)
 
 
 def _loop(
@@ -293,28 +292,7 @@ def _loop(
     spans = [] if proof is None else [each.in_flight for each in proof.requests]
     late_s = thresholds.NOTED_LATE_S  # an end that was noted late is no overlap
     inside = [Interval(start, max(start, end - late_s)) for start, end, _ in spans]
-    both = (*intervals.pieces(known), *intervals.pieces(inside))
-    at_once = max((piece.intervals for piece in both), default=0)
-    if at_once > clients:
-        yield f"at_once is {clients}, {at_once} requests were in flight at once"
+    yield from loop_contradictions(clients, known, inside, may_pause=may_pause)
     lacking = intervals.missing(known, clients) if len(known) > clients else 0.0
     if lacking > thresholds.LACKING and not may_pause:
         yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
-
-
-def _rate(kind: Arrivals, rate: float, due_s: Sequence[float]) -> Iterator[str]:
-    gaps = [later - earlier for earlier, later in pairwise(due_s)]
-    total, count = sum(gaps), len(gaps)
-    if kind is Arrivals.CONSTANT:
-        slack_s = thresholds.ROUNDING_S + thresholds.CLOCK_RATE / rate
-        wrong = any(abs(gap - 1 / rate) > slack_s for gap in gaps)
-    else:
-        wrong = count > 0 and _log_chance(total * rate, count) < math.log(thresholds.UNLIKELY)
-    if wrong:
-        yield f"rate_per_s is {rate:g}: {count + 1} requests were due within {total:.6g} s"
-
-
-def _log_chance(total: float, gaps: int) -> float:
-    """Returns Chernoff's bound of the chance, as a logarithm, that so many exponential gaps of mean
-    1 are together as far from their expectation as `total`."""
-    return gaps - total + gaps * math.log(total / gaps) if total > 0 else -math.inf

@@ -82,6 +82,11 @@ def timings(name: str, value: Callable[[Any], float]) -> Change:
     return change
 
 
+def strategy(given: Files) -> Any:
+    """How requests came, in a report of GuideLLM."""
+    return given.file["benchmarks"][0]["config"]["strategy"]
+
+
 def swapped(given: Files) -> None:
     given.before, given.after = given.after, given.before
 
@@ -182,6 +187,14 @@ IMPORTS: Final[tuple[tuple[str, str, Change, str], ...]] = (
     ("a tenth of the duration", "aiperf_cloud", shortened, "the engine was busy for"),
     ("twice the tokens", CLOUD, more("output", 2), "tokens in the window, but this measurement"),
     ("eight times the prompts", CLOUD, more("input", 8), "prompt tokens in the window and"),
+    ("ten times the rate", CLOUD, changed(request_rate=30.0), "rate_per_s is 30: 45 requests came"),
+    ("ten times the rate", GUIDE, lambda given: strategy(given).update(rate=30.0),
+     "rate_per_s is 30: 45 requests came"),
+    ("all at once", CLOUD, changed(request_rate="inf"), "arrivals is at_once, the requests came"),
+    ("fewer clients", CLOUD, changed(request_rate="inf", max_concurrency=4),
+     "at_once is 4, 5 requests were in flight"),
+    ("more clients", CLOUD, changed(request_rate="inf", max_concurrency=64),
+     "at_once is 64, at most 5 requests were in flight"),
     # Beyond the ways that are known to have been tried:
     ("every request a tenth as long", CLOUD, compressed, "the engine was busy for 13.2 s"),
     ("the file of another day", CLOUD, changed(date="20261123-213438"), "in some time zone"),

@@ -22,11 +22,13 @@ def test_file_whose_tokens_are_those_of_the_engine_makes_a_row() -> None:
 def test_file_of_requests_for_several_sequences_has_no_tpot() -> None:
     """Its tokens per request are those of all sequences, and the length of none is known."""
     given = files(CLOUD)
-    given.file |= {"request_rate": "inf", "max_concurrency": 2}
+    given.file |= {"request_rate": "inf", "max_concurrency": 5}
+    steps = given.after["engines"][0]["steps_by_batch"]
+    steps["6"] = steps.pop("5")
     made = outcome(CLOUD, given)
     assert isinstance(made, Row), made
     notes = parse_notes(made.scenario_notes)
-    assert (notes["at_once"], notes["batch_max"]) == ("2", "5")
+    assert (notes["at_once"], notes["batch_max"]) == ("5", "6")
     assert "ttft_p50_ms" in notes
     assert [name for name in notes if name.startswith("tpot")] == []
 

@@ -131,8 +131,11 @@ IMPOSSIBLE: tuple[tuple[str, Change, str], ...] = (
     ("a tenth of everything", changed(times(lambda at, _: at / 10,
                                             "due_s", "sent_s", "first_s", "ended_s")),
      "before the engine had made them"),
-    ("ten times the rate", stated(rate_per_s=30.0), "rate_per_s is 30: 60 requests were due"),
-    ("a tenth of the rate", stated(rate_per_s=0.3), "rate_per_s is 0.3: 60 requests were due"),
+    ("ten times the rate", stated(rate_per_s=30.0), "rate_per_s is 30: 60 requests came"),
+    ("a tenth of the rate", stated(rate_per_s=0.3), "rate_per_s is 0.3: 60 requests came"),
+    ("ten times the rate, in bursts",
+     stated(arrivals=Arrivals.GAMMA, burstiness=0.5, rate_per_s=30.0),
+     "rate_per_s is 30: 60 requests came"),
     ("constant distances", stated(arrivals=Arrivals.CONSTANT), "rate_per_s is 3: 60 requests"),
     ("a schedule ten times as fast", changed(times(lambda at, _: at / 10, "due_s")),
      "s late (p99), and no client_bottleneck is noted"),
@@ -196,4 +199,5 @@ def test_closed_loop_has_a_request_of_each_client_in_flight_and_no_more() -> Non
     assert closed(4, 4) == ""
     assert "at_once is 3, 4 requests were in flight at once" in closed(4, 3)
     assert "at_once is 8, of which" in closed(4, 8)
+    assert "at_once is 24, at most 4 requests were in flight at once" in closed(4, 24)
     assert closed(4, 8, "its event loop was blocked") == "", "its row notes the client's pauses"
