@@ -117,6 +117,13 @@ def _earned(run: Run, states: States) -> Label:
     label = run.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(states.before.measurement_type)
+    first_s = [each.ttft_s for each in run.served if each.ttft_s is not None]
+    all_known = not run.failed and len(first_s) == run.totals.requests
+    times = replace(
+        run.times,
+        window_s=run.totals.window_s,
+        first_tokens_s=sum(first_s) if all_known else None,
+    )
     seen = observed(
         label,
         states,
@@ -127,7 +134,7 @@ def _earned(run: Run, states: States) -> Label:
         input_tokens=None if run.failed else run.totals.input_tokens,
         in_flight=[each.in_flight for each in run.served],
         load=run.load,
-        times=replace(run.times, window_s=run.totals.window_s),
+        times=times,
     )
     if objections := judge(seen):
         reasons = "; ".join(each.detail for each in objections)

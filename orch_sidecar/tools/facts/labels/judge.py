@@ -240,6 +240,9 @@ def _stale(seen: Observation) -> list[Rule]:
     saved_s, again_s = states.before.observed_at_s, states.after.observed_at_s
     window_s, busy_s, apart_s = run.window_s, states.busy_s, again_s - saved_s
     began_s, ended_s, end_s = run.began_at_s, run.ended_at_s, run.local_end_s
+    first_s, read_s = run.first_tokens_s, states.prefill_s or 0.0
+    if states.after.preemptions_total > states.before.preemptions_total:
+        read_s = 0.0  # prompts were read again, after their first tokens
     old = [(when, state.age_ms) for when, state in states.ends]
     saved, again, began, ended, local = (
         timestamp(at_s or 0.0) for at_s in (saved_s, again_s, began_s, ended_s, end_s)
@@ -256,6 +259,9 @@ def _stale(seen: Observation) -> list[Rule]:
         (busy_s > window_s * (1 + thresholds.BUSY_SHARE) + thresholds.BUSY_S,
          f"the engine was busy for {busy_s:.1f} s, but the run took {window_s:.1f} s: its times "
          "are wrong, or the states are those of another run"),
+        (first_s is not None and first_s < read_s * thresholds.FIRST_TOKENS,
+         f"the first tokens took {first_s or 0.0:.3g} s together, but their prompts took the "
+         f"engine {read_s:.3g} s: these times are wrong, or the states are those of another run"),
         (began_s is not None and saved_s > began_s + thresholds.CLOCKS_AGREE_S,
          f"the state before the run is from {saved}, the run began at {began}"),
         (ended_s is not None and again_s < ended_s - thresholds.CLOCKS_AGREE_S,

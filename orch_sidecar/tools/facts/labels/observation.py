@@ -118,14 +118,16 @@ class RunTimes:
     """When a run was, by who made it, of states that somebody saved and put beside it.
 
     `window_s`: see `figures`. `began_at_s`, `ended_at_s`: first arrival and last end as Unix times.
-    `local_end_s`: the end by a clock of an unknown time zone, as if it were UTC's. None where that
-    is not known.
+    `local_end_s`: the end by a clock of an unknown time zone, as if it were UTC's.
+    `first_tokens_s`: the times to the first token of all its requests, together. None where that is
+    not known.
     """
 
     window_s: float = 0.0
     began_at_s: float | None = None
     ended_at_s: float | None = None
     local_end_s: float | None = None
+    first_tokens_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
