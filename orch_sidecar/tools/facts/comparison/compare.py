@@ -269,11 +269,13 @@ def as_page(comparison: Comparison) -> Page:
         page.section(subject or _WAYS)
         points = ((way, point) for way in of_set.ways for point in way.points)
         page.columns(_COLUMNS, points, texts=2)
-    if comparison.sets:
+    ways = [way for of_set in comparison.sets for way in of_set.ways]
+    if any(point.speedup for way in ways for point in way.points):
         page.text(
             "Speed-up and efficiency are relative to the smallest batch of the same way of "
             "batching; x single is the tokens/s of all over what a single stream gets."
         )
+    if ways:
         page.section("Charts")
         page.charts(charts_of(comparison))
     if comparison.left_out:

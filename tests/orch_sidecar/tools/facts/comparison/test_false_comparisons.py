@@ -147,10 +147,11 @@ def test_rows_that_are_not_trusted_alike_are_points_of_their_own_with_a_remark(n
 
 @pytest.mark.parametrize("notes", [{"cut": "before"}, {"client_bottleneck": "yes"}])
 def test_nothing_is_related_to_what_was_cut_or_limited_by_the_client(notes: dict[str, Any]) -> None:
-    small, large = points(compared(measured(100, batch=2, **notes), measured(400, batch=8)))
-    assert (small.speedup, large.speedup) == (None, 1)
-    alone = points(compared(measured(100, batch=2, **notes)))
-    assert [each.speedup for each in alone] == [None]
+    both = compared(measured(100, batch=2, **notes), measured(400, batch=8))
+    assert [each.speedup for each in points(both)] == [None, 1]
+    alone = compared(measured(100, batch=2, **notes))
+    assert [each.speedup for each in points(alone)] == [None]
+    assert ["Speed-up" in text_of(each) for each in (both, alone)] == [True, False]
 
 
 def test_ways_cover_every_note_that_is_a_condition() -> None:
