@@ -17,7 +17,7 @@ from tests.orch_sidecar.tools.facts.objections import (
 )
 from tests.orch_sidecar.tools.facts.spans import one, real, without
 
-HEADING = "Objections to a traced scenario"
+HEADING = "Objections to a measurement"
 
 
 def test_without_ids_a_real_warmup_is_part_of_the_run() -> None:
