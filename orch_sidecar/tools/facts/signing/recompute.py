@@ -50,8 +50,9 @@ _SEEN: Final = ("ttft_", "tpot_", "latency_", "goodput_")
 
 
 def client_measured(row: Row) -> list[str]:
-    """Returns the notes of a row that are the client's word."""
-    return [name for name in row.notes if name.startswith(_SEEN) or name in _CLIENTS]
+    """Returns the notes of a row that are the client's word. That it was no bottleneck is, too."""
+    found = [name for name in row.notes if name.startswith(_SEEN) or name in _CLIENTS]
+    return list(dict.fromkeys([*found, names.CLIENT_BOTTLENECK]))
 
 
 def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:

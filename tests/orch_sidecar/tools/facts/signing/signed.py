@@ -51,7 +51,7 @@ LOADED = "0123456789abcdef"
 # The notes that are the client's word.
 CLIENTS = [
     *("arrivals", "at_once", "seed", "ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms"),
-    *("latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
+    *("latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "client_bottleneck"),
 ]
 
 
