@@ -139,21 +139,18 @@ def contradictions(load: Load, in_flight: Sequence[Interval]) -> Iterator[str]:
 
 
 def loop_contradictions(
-    clients: int,
-    in_flight: Sequence[Interval],
-    *others: Sequence[Interval],
-    may_pause: bool = False,
+    clients: int, in_flight: Sequence[Interval], *others: Sequence[Interval]
 ) -> Iterator[str]:
     """Yields how a closed loop had other clients: all of them begin at once, and none sends a
     request before its last one has ended.
 
-    `others`: the requests as others saw them. `may_pause`: the client's machine was busy.
+    `others`: the requests as others saw them.
     """
     counts = [max((piece.intervals for piece in pieces(each)), default=0)
               for each in (in_flight, *others)]  # fmt: skip
     if max(counts) > clients:
         yield f"at_once is {clients}, {max(counts)} requests were in flight at once"
-    elif not may_pause and counts[0] < (1 - thresholds.LACKING) * min(clients, len(in_flight)):
+    elif counts[0] < (1 - thresholds.LACKING) * min(clients, len(in_flight)):
         yield f"at_once is {clients}, at most {counts[0]} requests were in flight at once"
 
 

@@ -293,7 +293,7 @@ def _loop(
     spans = [] if proof is None else [each.in_flight for each in proof.requests]
     late_s = thresholds.NOTED_LATE_S  # an end that was noted late is no overlap
     inside = [Interval(start, max(start, end - late_s)) for start, end, _ in spans]
-    yield from loop_contradictions(clients, known, inside, may_pause=may_pause)
+    yield from loop_contradictions(clients, known, inside)
     lacking = intervals.missing(known, clients) if len(known) > clients else 0.0
     if lacking > thresholds.LACKING and not may_pause:
         yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"

@@ -181,10 +181,11 @@ def test_requests_that_waited_before_the_engine_came_as_their_client_says() -> N
     assert list(impossible_times(seen(proof, delays, rate_per_s=30.0), proof)) == []
 
 
-def closed(clients: int, stated_clients: int, *bottleneck: str) -> str:
-    """A loop of clients whose requests take a second each, said to be one of another number."""
+def closed(clients: int, stated_clients: int, *bottleneck: str, turn_s: float = 1.4) -> str:
+    """A loop of clients whose requests take a second each, said to be one of another number.
+    `turn_s`: from one request of a client to its next."""
     leaves = [
-        leaf(turn * clients + client, BEGIN_S + 1.4 * turn + 0.001 * client)
+        leaf(turn * clients + client, BEGIN_S + turn_s * turn + 0.001 * client)
         for turn in range(5)
         for client in range(clients)
     ]
@@ -200,4 +201,7 @@ def test_closed_loop_has_a_request_of_each_client_in_flight_and_no_more() -> Non
     assert "at_once is 3, 4 requests were in flight at once" in closed(4, 3)
     assert "at_once is 8, of which" in closed(4, 8)
     assert "at_once is 24, at most 4 requests were in flight at once" in closed(4, 24)
-    assert closed(4, 8, "its event loop was blocked") == "", "its row notes the client's pauses"
+    assert "at_once is 4, of which" in closed(4, 4, turn_s=2.8)
+    blocked = "its event loop was blocked"
+    assert closed(4, 4, blocked, turn_s=2.8) == "", "its row notes the client's pauses"
+    assert "at_once is 8, at most 4" in closed(4, 8, blocked), "all clients begin at once"
