@@ -122,6 +122,8 @@ class MessageEncoder(SpanEncoder):
         server.attributes.add(key="orch.placement").value.string_value = record.placement
         last_token_s = record.seconds_to(record.last_token) or 0.0
         server.attributes.add(key="orch.last_token_s").value.double_value = last_token_s
+        first_chunk_s = record.seconds_to(record.first_byte) or 0.0
+        server.attributes.add(key=of_spans.FIRST_CHUNK).value.double_value = first_chunk_s
         spans = (
             _filled(wait, (trace_id, wait_id, server_id, arrived_ns, admitted_ns)),
             _own(engine, record),
