@@ -86,6 +86,7 @@ async def test_idle_connection_older_than_two_seconds_is_not_used(
     monkeypatch.setattr(engine_connection, "REUSE_WITHIN_S", 60.0)
     client = await sidecar.client()
     await client.post()
+    sidecar.pool.connections.prune()
     await client.post()
     monkeypatch.setattr(engine_connection, "REUSE_WITHIN_S", 0.01)
     await asyncio.sleep(0.02)

@@ -305,13 +305,13 @@ def test_request_behind_the_evicted_one_is_dispatched_if_it_fits() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_retry_after_counts_the_cost_of_all_queued_requests_and_is_spread(seed: int) -> None:
-    core = core_of(4, of_capacity(2))
+    core = core_of(4, of_capacity(2), prefill_tokens_per_s=100.0)
     core.enqueuer._jitter.seed(seed)
     fill(core, interactive(4), "a")
     core.release("a", 0.0)
     fill(core, interactive(4), "b")
     core.release("b", 4.0)  # 4 slots in 4 s: one per second
-    fill(core, interactive(4), "c", at=4.0)
+    fill(core, interactive(4, prompt_tokens=50), "c", at=4.0)  # read soon, but no slot is free
     queue(core, interactive(2), "d", at=4.0)
     queue(core, interactive(3), "e", at=4.0)
     outcome = core.arrive("f", interactive(1), 4.0)

@@ -235,6 +235,15 @@ def test_forecasts_follow_what_happens_without_anybody_waiting() -> None:
     assert core.forecast(replace(request, cost=3), 0.102) is not None
 
 
+def test_forecast_is_behind_a_request_that_waits_for_more_slots_than_are_free() -> None:
+    core = measured(2)
+    fill(core, interactive(max_tokens=100), "a")
+    queue(core, interactive(2, max_tokens=100), "b")
+    forecast = core.forecast(interactive(max_tokens=100), 0.0)
+    assert forecast is not None
+    assert forecast.start_ms > 2000, "a slot is free, and not for it"
+
+
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(1, 3), st.integers(1, 500)), max_size=12),
     st.lists(st.tuples(st.integers(2, 500), st.floats(0, 2)), min_size=3, max_size=12),

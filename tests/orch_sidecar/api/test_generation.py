@@ -96,7 +96,11 @@ MESSAGE = {"role": "user", "content": "a"}
 def test_request_of_other_apis_costs_a_sequence_for_each_text(
     path: str, fields: dict[str, Any], cost: int
 ) -> None:
-    assert cost_of(read_json(ENDPOINTS[path], **fields)) == cost
+    generation = read_json(ENDPOINTS[path], **fields)
+    assert cost_of(generation) == cost
+    assert isinstance(generation, GenerationRequest)
+    tokens = {"/generative_scoring": 1, "/v1/chat/completions/batch": None}
+    assert generation.max_tokens == tokens.get(path, 0)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,20 @@ async def test_peak_of_before_the_stream_is_no_violation(upstream: Upstream) -> 
         await watching.stop()
 
 
+async def test_busy_share_is_that_of_the_time_between_two_heartbeats(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capabilities, "HEARTBEAT_EVERY_S", 0.05)
+    [pool] = upstream
+    async with aiohttp.ClientSession() as session:
+        watching = Watching(session, upstream, 0.01)
+        pool.changes = {"document": {**pool.status().document, "busy_seconds_total": 1.0}}
+        await eventually(lambda: watching.watcher.busy_ratio == 0.0)
+        pool.changes = {"document": {**pool.status().document, "busy_seconds_total": 9.0}}
+        await eventually(lambda: watching.watcher.busy_ratio == 1.0)
+        await watching.stop()
+
+
 async def test_claim_that_the_upstream_has_is_compared_with_the_one_that_was_sent(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

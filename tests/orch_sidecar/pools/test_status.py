@@ -17,7 +17,7 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.status import BatchingStats
 from tests.orch_sidecar.admission.gates import opened
 from tests.orch_sidecar.snapshots import CLOUD
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import IDLE, ServiceClass
 
 REQUEST = AdmissionRequest(ServiceClass.INTERACTIVE, 1, 100, 64)
 
@@ -47,6 +47,13 @@ async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(p
     decoded = replace(status, document={"steps_by_batch": {"2": [3, 0.3]}})
     assert decoded.batching == BatchingStats(3, 1, 2.0, 100.0, 2, max_batch_size=4)
     assert pool.snapshot().queue_depth < 2
+
+
+async def test_idle_requests_take_no_room_from_others(pool: Pool) -> None:
+    pool.gate.ledger.grant("row", AdmissionRequest(IDLE, 2), 0.0)
+    compared = pool.standing()
+    assert compared is not None
+    assert (compared.load, pool.snapshot().room) == (1, 3)
 
 
 async def test_end_of_a_request_is_predicted_while_the_pool_takes_requests(pool: Pool) -> None:

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.prefill import MAX_STALL_S, PrefillBudget, stall_s
+from orch_sidecar.admission.constraints.prefill import (
+    MAX_STALL_S,
+    PACE_INCREASE,
+    PrefillBudget,
+    stall_s,
+)
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import EngineReport, StepTime
 from tests.orch_sidecar.admission.bench import Bench
@@ -84,6 +89,22 @@ def test_share_of_bulk_prompts_is_that_of_late() -> None:
     assert prefill.bulk_prompts == pytest.approx(0.9)
     ledger.interactive_prompts += 900
     assert prefill.bulk_prompts == pytest.approx(0.45), "a tenth of what was before is forgotten"
+
+
+def test_fewer_bulk_prompts_are_sent_while_they_make_others_miss_the_slo() -> None:
+    prefill = PrefillBudget(Ledger())
+    prefill.tokens_per_s = 1000.0
+    prefill.granted(100, 0.0)
+    step = StepTime(10.0, 0.0, 1.0, 16, traffic=2.0, prompt_share=0.5)
+    for tpot_ms, fitting in (
+        (21.0, 400),
+        (9.0, 400),
+        (19.0, 150),
+        (21.0, 250 * PACE_INCREASE - 100),
+    ):
+        prefill.measured(step, tpot_ms, 1)
+        assert prefill.fits(fitting, 0.5, 0.0)
+        assert not prefill.fits(fitting + 1, 0.5, 0.0)
 
 
 def test_nothing_fits_while_prompts_yield() -> None:

@@ -104,6 +104,15 @@ def test_free_slots_are_what_the_next_requests_of_a_class_would_get() -> None:
     assert reason(bench.blocked_by(bulk())) == "batch"
 
 
+def test_demand_is_a_multiple_of_the_batch_of_each_class() -> None:
+    bench = Bench(8)
+    bench.limit(interactive=2, bulk=8, mixed=8)
+    bench.grant(interactive(2))
+    bench.grant(bulk(4))
+    constraints = bench.constraints
+    assert constraints.reserve.demand_ratio(constraints.batch.limits, 0.0) == 1 + 0.5
+
+
 # What it costs
 
 

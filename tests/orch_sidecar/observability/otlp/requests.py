@@ -137,7 +137,7 @@ class Lives:
             "run": maybe(text),
             "status": draw.choice((0, 200, 404, 503, number())),
         }
-        return Life(
+        life = Life(
             identity,
             fields,
             self._headers(draw),
@@ -148,6 +148,11 @@ class Lives:
             draw.random() < 0.5,
             draw.choice((*Outcome, *Reason)),
         )
+        if draw.random() < 0.5:
+            return life
+        placed = replace(step(), what="placed", labels=0)
+        dispatched = replace(step(), what="dispatched", admitted=moment(), lease=text())
+        return replace(life, first=[], shares="", steps=[placed, dispatched], then=[])  # as most do
 
     def _headers(self, draw: random.Random) -> dict[str, str]:
         version = draw.choice(("00", "00", "00", "00", "01", "cc", "ff", "0g"))
@@ -232,7 +237,7 @@ class World:
         self.trace_ids.append(record.trace_id)
         for name, value in life.fields.items():
             setattr(record, name, value)
-        self._happen(record, trace, life.first)
+        runs = self._happen(record, trace, life.first)
         later = []
         if life.shares == "starts":
             of_generation = record.of_generation()
@@ -252,16 +257,17 @@ class World:
             for generation in self._generations[-2 if life.shares == "joins two" else -1 :]:
                 trace.joined(generation)
         else:
-            self._happen(record, trace, life.steps)
-        self._happen(record, trace, life.then)
+            runs = self._happen(record, trace, life.steps, runs=runs)
+        self._happen(record, trace, life.then, runs=runs)
         record.end(life.outcome)
         trace.ended()
         return later
 
-    def _happen(self, record: RequestRecord, trace: Trace, steps: list[Step]) -> None:
+    def _happen(
+        self, record: RequestRecord, trace: Trace, steps: list[Step], *, runs: bool = False
+    ) -> bool:
         """A record that was dispatched is retried before another attempt changes it, and has a
-        lease only in a pool where it was admitted."""
-        runs = False
+        lease only in a pool where it was admitted. `runs`, also returned: it was dispatched."""
         for step in steps:
             self._tick(step.at)
             if step.what == "retried" or runs:
@@ -277,6 +283,7 @@ class World:
                 self.headers.append(trace.dispatched())
                 runs = True
         self._tick(10**12)
+        return runs
 
     def _tick(self, now: int) -> None:
         self._steps += 1

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common._internal import _encode_value
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from orch_sidecar.observability.otlp.encoder import request_encoder
 from orch_sidecar.observability.otlp.protobuf import (
     Integers,
     any_value,
@@ -30,6 +32,12 @@ VALUES = st.recursive(
 EDGES = [
     0, 1, 127, 128, 16383, 16384, (1 << 35) - 1, (1 << 56), (1 << 63) - 1, -1, -(1 << 63),
 ]  # fmt: skip
+
+
+def test_request_names_the_schema_of_its_resource() -> None:
+    body = request_encoder({"service.name": "mine"}, "https://schemas/1", "scope")([])
+    [resource] = ExportTraceServiceRequest.FromString(body).resource_spans
+    assert resource.schema_url == "https://schemas/1"
 
 
 @given(VALUES)
