@@ -55,6 +55,7 @@ class _Summary(Fields):
     failed: float = at("error_request_count.avg", default=0.0)
     input_tokens: float = at("total_usage_prompt_tokens.avg")
     output_tokens: _Number = at("total_usage_completion_tokens.avg")
+    ttft_mean_ms: float | None = at("time_to_first_token.avg", default=None)
     ttft_p50_ms: float | None = at("time_to_first_token.p50", default=None)
     ttft_p95_ms: float | None = at("time_to_first_token.p95", default=None)
     mean_ms: float = at("request_latency.avg")
@@ -89,5 +90,8 @@ def run(document: object) -> Run:
         ),
         own_ms={} if schedule else found.model_dump(include=_NOTED, exclude_none=True),
         outcomes={"window_is": "the tool's duration"},
-        times=RunTimes(local_end_s=found.ended.replace(tzinfo=UTC).timestamp()),
+        times=RunTimes(
+            local_end_s=found.ended.replace(tzinfo=UTC).timestamp(),
+            first_tokens_s=found.ttft_mean_ms and found.ttft_mean_ms / 1000 * found.answered,
+        ),
     )

@@ -117,13 +117,12 @@ def _earned(run: Run, states: States) -> Label:
     label = run.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(states.before.measurement_type)
+    times = replace(run.times, window_s=run.totals.window_s)
     first_s = [each.ttft_s for each in run.served if each.ttft_s is not None]
-    all_known = not run.failed and len(first_s) == run.totals.requests
-    times = replace(
-        run.times,
-        window_s=run.totals.window_s,
-        first_tokens_s=sum(first_s) if all_known else None,
-    )
+    if run.failed:
+        times = replace(times, first_tokens_s=None)  # of failed requests they are unknown
+    elif len(first_s) == run.totals.requests:
+        times = replace(times, first_tokens_s=sum(first_s))
     seen = observed(
         label,
         states,

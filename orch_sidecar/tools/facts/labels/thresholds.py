@@ -84,7 +84,7 @@ BUSY_S: Final = Threshold(0.25, "s", "and by this: its last step may outlast the
 FIRST_TOKENS: Final = Threshold(
     0.5, "of the engine's time for prompts",
     "the times to the first token of all requests are together no less than this, without "
-    "preemptions: each contains that of its own prompt (the recorded runs have 1.36 to 3.5)",
+    "preemptions: each contains that of its own prompt (the recorded runs have 1.36 to 7.6)",
 )  # fmt: skip
 
 # A client at the far end of a network.
