@@ -1,8 +1,8 @@
-"""`python -m tests.reference_pages`: writes the tables of the reference that the code has.
+"""`python -m tests.reference_pages`: writes the tables of the documentation that the code has.
 
 A page has a table between `<!-- generated: NAME -->` and `<!-- end -->`; a test compares them. What
 a table says is written once, in the code: the description of a setting or of a key, the text of a
-metric or of a refusal. Only where more is to be read is added here.
+metric or of a refusal, the reason of a threshold. Only where more is to be read is added here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from orch_sidecar.observability.collector import Collector
 from orch_sidecar.observability.metric_family import Family, HistogramFamily
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.tracing import SpanCounts
+from orch_sidecar.tools.facts.labels.thresholds import THRESHOLDS
 from orch_sidecar.wire.client_connections import ClientConnections
-from tests.documents import REFERENCE
+from tests.documents import ROOT
 from vllm_plugin.contracts.profile import (
     AdmissionRules,
     ArgumentRule,
@@ -196,6 +197,14 @@ async def _all_metrics() -> list[Row]:
     return rows
 
 
+def _thresholds() -> str:
+    named = THRESHOLDS.items()
+    values = ((f"`{name}`", f"{float(each):g} {each.unit}", each.bounds) for name, each in named)
+    return _table(("threshold", "", "what it bounds"), values)
+
+
+# Those that may have such tables.
+PAGES: Final = sorted((ROOT / "docs").rglob("*.md"))
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": _settings,
     "pools": lambda: _table(("field", "default", ""), _fields(PoolSettings)),
@@ -205,12 +214,13 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "class-keys": lambda: _table(("key", "default", ""), _fields(ClassRules)),
     "refusals": _refusals,
     "metrics": _metrics,
+    "thresholds": _thresholds,
 }
 
 
 def main() -> None:
     """Writes the pages."""
-    for path in sorted(REFERENCE.glob("*.md")):
+    for path in PAGES:
         page = path.read_text(encoding="utf-8")
         if (text := written(page)) != page:
             path.write_text(text, encoding="utf-8")

@@ -20,7 +20,6 @@ from orch_sidecar.engine_state.document import Fields
 from orch_sidecar.pools.status import absent
 from orch_sidecar.tools.facts.tables.notes import FORMS as NOTE_FORMS
 from tests.documents import (
-    REFERENCE,
     ROOT,
     anchors,
     cells,
@@ -35,7 +34,7 @@ from tests.documents import (
     words,
 )
 from tests.import_graph import CONTRIBUTING, drawn
-from tests.reference_pages import PLACE, TABLES, written
+from tests.reference_pages import PAGES, PLACE, TABLES, written
 from vllm_plugin.contracts.profile import load
 from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
 from vllm_plugin.register import WARM_UP_VARIABLE
@@ -134,11 +133,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 
 def test_every_table_of_the_code_is_on_one_page() -> None:
-    pages = (path.read_text(encoding="utf-8") for path in REFERENCE.glob("*.md"))
+    pages = (path.read_text(encoding="utf-8") for path in PAGES)
     assert sorted(place[2] for each in pages for place in PLACE.finditer(each)) == sorted(TABLES)
 
 
-@pytest.mark.parametrize("path", sorted(REFERENCE.glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_generated_tables_are_those_of_the_code(path: Path) -> None:
     found = path.read_text(encoding="utf-8")
     assert found == written(found), "python -m tests.reference_pages"
