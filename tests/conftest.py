@@ -33,7 +33,6 @@ settings.load_profile("project")
 SLOW = (
     "bench/test_cli.py",
     "integration/batches/test_batches_killed.py",
-    "integration/batches/test_batches_shared.py",
     "integration/bench/*.py",
     "integration/browser/*.py",
     "integration/test_admission.py",

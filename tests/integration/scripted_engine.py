@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.integration import answers
-from tests.integration.scripted_keys import is_for_sidecars, knows
 from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
 from tests.vllm_plugin.examples import SETTINGS
@@ -33,6 +32,26 @@ from vllm_plugin.contracts.senders import NOT_A_SIDECAR, SidecarKeys
 from vllm_plugin.state.engine_facts import Conditions, EngineFacts, Hardware
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
+
+
+def is_for_sidecars(request: Received) -> bool:
+    """Whether a request names an instance or a lease in its path or query."""
+    if request.path == "/v1/capabilities/stream":
+        return "instance=" in request.query
+    return request.path.startswith(("/v1/capabilities/leases/", CLAIMS_PATH))
+
+
+def knows(keys: SidecarKeys, answer: Answer) -> bool:
+    """Whether a request comes from a sidecar, as the plugin decides it."""
+    transport, fields = answer.wire.transport, answer.request.fields
+    return transport is not None and keys.know(
+        {
+            "client": transport.get_extra_info("peername")[:2],
+            "server": transport.get_extra_info("sockname")[:2],
+            "headers": [(name.encode(), value.encode()) for name, value in fields],
+        }
+    )
+
 
 Script = Callable[[Answer], Awaitable[None]]
 

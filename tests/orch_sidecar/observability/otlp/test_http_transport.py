@@ -20,8 +20,10 @@ from orch_sidecar.observability.otlp import http_transport as module
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from orch_sidecar.observability.otlp.http_transport import (
     USER_AGENT,
+    HttpTransport,
     retry_after_s,
 )
+from orch_sidecar.observability.otlp.settings import ExportSettings
 from tests.orch_sidecar.observability.otlp.http_receivers import (
     Behaviour,
     answer,
@@ -34,7 +36,28 @@ from tests.orch_sidecar.observability.otlp.http_receivers import (
     http_receiver,
     raw,
 )
-from tests.orch_sidecar.observability.otlp.http_sending import LONG_S, one, transport_to
+
+LONG_S = 60.0  # for what must not end by time
+
+
+def transport_to(port: int, **environ: str) -> HttpTransport:
+    variables = {"ENDPOINT": f"http://127.0.0.1:{port}"} | environ
+    return HttpTransport(
+        ExportSettings.from_environ({f"OTEL_EXPORTER_OTLP_{k}": v for k, v in variables.items()})
+    )
+
+
+async def one(
+    behaviour: Behaviour, body: bytes = b"spans", limit_s: float | None = LONG_S
+) -> Reply:
+    """Sends one request to a collector that does this."""
+    async with http_receiver(behaviour) as receiver:
+        transport = transport_to(receiver.port)
+        try:
+            return await transport.send(body, limit_s)
+        finally:
+            await transport.close()
+
 
 LARGE = bytes(range(256)) * 4096  # 1 MiB
 DELIVERED, RETRY, REJECTED = Verdict.DELIVERED, Verdict.RETRY, Verdict.REJECTED
