@@ -41,7 +41,6 @@ SLOW = (
     "integration/test_cancel.py",
     "integration/test_disconnects.py",
     "integration/test_drain.py",
-    "integration/test_failures.py",
     "integration/test_lifecycle.py",
     "integration/test_live.py",
     "integration/test_many_sidecars.py",

@@ -40,7 +40,7 @@ def core_of(cloud: Stack) -> int:
     return int(core)
 
 
-# A start for what tests/integration/test_failures.py shows; test_pools kills a real engine.
+# A start for what tests/integration/test_disconnects.py shows; test_pools kills a real engine.
 @pytest.mark.long
 async def test_request_queued_while_the_engines_core_dies_is_served_by_its_successor(
     cloud: Stack,
