@@ -67,7 +67,7 @@ def add_commands(commands: Commands) -> None:
     add("--watts", type=positive, help="measured draw of an accelerator that works, host included")
     add("--idle-watts", type=positive, help="the same while it does not work")
     used_help = "share of the reserved hours in which it works as in the row (1)"
-    add("--used", type=_used, default=1.0, metavar="SHARE", help=used_help)
+    add("--used", type=share, default=1.0, metavar="SHARE", help=used_help)
     add("--json", action="store_true", help="print the costs as JSON")
 
 
@@ -97,12 +97,6 @@ def _per_kwh(text: str) -> float:
     if not unit:
         raise argparse.ArgumentTypeError(f"{text!r} must be a price for a kWh, such as 0.30/kWh")
     return positive(price)
-
-
-def _used(text: str) -> float:
-    if not (value := share(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} must be above 0: unused hours have no tokens")
-    return value
 
 
 def _cost(options: argparse.Namespace) -> int:

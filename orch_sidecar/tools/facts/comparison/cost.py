@@ -44,8 +44,8 @@ class Prices:
 
     `per_hour`: rent, or purchase over the hours of its life. `used`: the share of the hours in
     which it works. `per_kwh`: of electricity, 0 where the hour includes it; `watts`, `idle_watts`:
-    what it draws while it works and while it does not. Raises ValueError for electricity without
-    the draws that it needs.
+    what it draws while it works and while it does not. Raises ValueError for hours of no use, and
+    for electricity without the draws that it needs.
     """
 
     per_hour: float
@@ -55,6 +55,8 @@ class Prices:
     idle_watts: float | None = None
 
     def __post_init__(self) -> None:
+        if not self.used:
+            raise ValueError("--used must be above 0: unused hours have no tokens")
         if self.per_kwh and self.watts is None:
             raise ValueError("electricity needs --watts: power is measured or given, never guessed")
         if self.per_kwh and self.used < 1 and self.idle_watts is None:

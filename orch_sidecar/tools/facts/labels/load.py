@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from orch_sidecar.tools.facts.labels import thresholds
-from orch_sidecar.tools.facts.labels.intervals import Interval, pieces
+from orch_sidecar.tools.facts.labels.intervals import Interval, missing, most
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import TIMES, Arrivals, Loop
 
@@ -134,24 +134,27 @@ def contradictions(load: Load, in_flight: Sequence[Interval]) -> Iterator[str]:
     if load.arrivals is Arrivals.AT_ONCE and spread_s > thresholds.LACKING * took_s:
         yield f"arrivals is {load.arrivals}, the requests came within {spread_s:.3g} s"
     if load.arrivals.loop is Loop.CLOSED and load.clients is not None:
-        yield from loop_contradictions(load.clients, in_flight)
+        yield from loop_contradictions(load.clients, in_flight, may_pause=True)
     yield from rate_contradictions(load, arrived_s, exact=False)
 
 
 def loop_contradictions(
-    clients: int, in_flight: Sequence[Interval], *others: Sequence[Interval]
+    clients: int,
+    in_flight: Sequence[Interval],
+    seen_by_engine: Sequence[Interval] = (),
+    *,
+    may_pause: bool,
 ) -> Iterator[str]:
-    """Yields how a closed loop had other clients: all of them begin at once, and none sends a
-    request before its last one has ended.
-
-    `others`: the requests as others saw them.
-    """
-    counts = [max((piece.intervals for piece in pieces(each)), default=0)
-              for each in (in_flight, *others)]  # fmt: skip
-    if max(counts) > clients:
-        yield f"at_once is {clients}, {max(counts)} requests were in flight at once"
-    elif counts[0] < (1 - thresholds.LACKING) * min(clients, len(in_flight)):
-        yield f"at_once is {clients}, at most {counts[0]} requests were in flight at once"
+    """Yields how a closed loop had other clients: all of them begin at once, none sends a request
+    before its last one has ended, and each has one in flight, unless it `may_pause`."""
+    at_once, largest = most(in_flight), max(most(in_flight), most(seen_by_engine))
+    lacking = missing(in_flight, clients) if len(in_flight) > clients else 0.0
+    if largest > clients:
+        yield f"at_once is {clients}, {largest} requests were in flight at once"
+    elif at_once < (1 - thresholds.LACKING) * min(clients, len(in_flight)):
+        yield f"at_once is {clients}, at most {at_once} requests were in flight at once"
+    if lacking > thresholds.LACKING and not may_pause:
+        yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
 
 
 def rate_contradictions(load: Load, arrived_s: Sequence[float], *, exact: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import groupby, islice
 from typing import Final
 
-from orch_sidecar.tools.facts.labels import intervals, thresholds
+from orch_sidecar.tools.facts.labels import thresholds
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
@@ -27,7 +27,7 @@ from orch_sidecar.tools.facts.labels.measured import (
     row_of,
 )
 from orch_sidecar.tools.facts.labels.observation import Observation
-from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun, seen_by_client
+from orch_sidecar.tools.facts.labels.recorded import RecordedRun, seen_by_client
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import Arrivals, Loop
@@ -261,16 +261,19 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     """Compares the load that is stated with when requests were due, sent and in flight."""
     load, scheduled = run.load, [call for call in run.calls if call.due_s is not None]
     kind, clients = load.arrivals, load.clients
-    beside = [call for call in run.calls if call.due_s is None]
+    beside = [call.in_flight for call in run.calls if call.due_s is None]
     if load.trace is not None:
         clients = load.trace.bulk_clients
     elif kind.loop is Loop.CLOSED and scheduled:
         yield f"arrivals is {kind}, the client's requests had a schedule"
     if not (kind.loop is Loop.CLOSED or scheduled):
         yield f"arrivals is {kind}, the client's requests had no schedule"
-    if beside and clients is not None:
-        paused = bool(run.bottleneck)
-        yield from _loop(beside, clients, None if scheduled else proof, may_pause=paused)
+    if (known := [each for each in beside if each is not None]) and clients is not None:
+        spans = [] if scheduled else [each.in_flight for each in proof.requests]
+        # An end that was noted late is no overlap.
+        inside = [Interval(at, max(at, end - thresholds.NOTED_LATE_S)) for at, end, _ in spans]
+        # A busy machine's clients pause, and the row notes that.
+        yield from loop_contradictions(clients, known, inside, may_pause=bool(run.bottleneck))
     times = ((call.due_s, call.sent_s) for call in scheduled)
     late = [sent_s - due_s for due_s, sent_s in times if due_s is not None and sent_s is not None]
     late_s, most_s = percentile(late, 99) or 0.0, float(thresholds.CLIENT_LATE_S)
@@ -280,20 +283,3 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
     due_s = sorted(each.due_s or 0.0 for each in scheduled)
     yield from rate_contradictions(load, due_s, exact=True)
-
-
-def _loop(
-    calls: Sequence[Call], clients: int, proof: Proof | None, *, may_pause: bool
-) -> Iterator[str]:
-    """Compares a closed loop with its clients: each has a request in flight, and no more.
-
-    `may_pause`: its machine was busy, and the row notes that.
-    """
-    known = [each for call in calls if (each := call.in_flight) is not None]
-    spans = [] if proof is None else [each.in_flight for each in proof.requests]
-    late_s = thresholds.NOTED_LATE_S  # an end that was noted late is no overlap
-    inside = [Interval(start, max(start, end - late_s)) for start, end, _ in spans]
-    yield from loop_contradictions(clients, known, inside)
-    lacking = intervals.missing(known, clients) if len(known) > clients else 0.0
-    if lacking > thresholds.LACKING and not may_pause:
-        yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"

@@ -194,7 +194,7 @@ class TestCommand:
             ("--electricity 0.30", "'0.30' must be a price for a kWh, such as 0.30/kWh"),
             ("--electricity 0.30/kWh", "electricity needs --watts"),
             ("--electricity 0.30/kWh --watts 350 --used 0.5", "needs --idle-watts, too"),
-            ("--used 0", "'0' must be above 0: unused hours have no tokens"),
+            ("--used 0", "--used must be above 0: unused hours have no tokens"),
         ],
     )
     def test_what_makes_no_price_is_a_usage_error(
