@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 # Sizes, as of batches, that span more than this are crowded on a linear axis.
 _WIDE: Final = 4.0
+MOST_NAMED: Final = 12  # of the same kind, in a legend or below a title
 
 
 class Look(StrEnum):
@@ -75,10 +76,11 @@ class Chart:
 
     @property
     def explained(self) -> list[str]:
-        """The names that a legend has: none of a line that is alone, unless it is a letter's."""
+        """The names that a legend has: none of a line that is alone, unless it is a letter's, nor
+        more than can be read."""
         lettered = any("$" in each.marker for each in self.series)
         some = self.series if lettered or len(self.series) > 1 else ()
-        return [each.name for each in some if each.name]
+        return [each.name for each in some if each.name and len(some) <= MOST_NAMED]
 
 
 def apart(points: Iterable[tuple[bool, float, float, float | None]], style: Series) -> list[Series]:
@@ -92,6 +94,14 @@ def apart(points: Iterable[tuple[bool, float, float, float | None]], style: Seri
             xs, ys, margins = zip(*chosen, strict=True)
             series.append(replace(look, xs=xs, ys=ys, margins=margins if any(margins) else ()))
     return series
+
+
+def remarked(points: Sequence[tuple[str, Collection[str]]], unit: str = "") -> Iterator[str]:
+    """Yields the remarks on points, and which have each. `points`: names, and the remarks on it."""
+    for remark in dict.fromkeys(each for _, own in points for each in own):
+        names = [name for name, own in points if remark in own]
+        some = f"{', '.join(names)}{unit}" if len(names) <= MOST_NAMED else f"{len(names)} points"
+        yield f"{remark}: {'all' if len(names) == len(points) else some}"
 
 
 def by_size(

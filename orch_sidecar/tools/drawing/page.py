@@ -7,6 +7,7 @@ needs a picture, or only explains one, is left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 from xml.etree.ElementTree import Element
@@ -130,12 +131,13 @@ class Page:
 
     def columns(self, columns: Columns, things: Iterable[Sequence[Any]], texts: int = 1) -> None:
         """Appends a table with a row for each thing, without the columns that none of them has;
-        nothing without things."""
+        nothing without things. `texts`: of all columns."""
         if not (found := list(things)):
             return
         cells = [[head, *(text(*each) for each in found)] for head, text in columns]
-        head, *rows = zip(*(each for each in cells if {*each[1:]} - {NONE, ""}), strict=True)
-        self.table(head, rows, texts)
+        known = [bool({*each[1:]} - {NONE, ""}) for each in cells]
+        head, *rows = zip(*compress(cells, known), strict=True)
+        self.table(head, rows, sum(known[:texts]))
 
     def facts(self, groups: Mapping[str, Mapping[str, object]]) -> None:
         """Appends documents with their titles, side by side where there is place."""

@@ -46,6 +46,7 @@ _SHORT_CHARACTERS: Final = 24  # of names that stand beside each other in a lege
 # Beyond so many times the smallest value, a logarithmic axis has only the powers of ten.
 _FEW_POWERS: Final = 1000
 _BEYOND: Final = 1.1  # what a logarithmic axis shows beyond its values: equal ones have a middle
+_MARKER_SIZES: Final = {0: 5, 1: 5, len("$A$"): 7}  # of points; larger ones of numbers
 _MARKS: Final = ("-", "--", ":")  # the lines of marks in turns, but for bounds
 
 # matplotlib's settings.
@@ -195,7 +196,7 @@ def _add_series(axes: Axes, series: Series) -> Any:
     margins = [each or 0.0 for each in series.margins] or None
     return axes.errorbar(
         series.xs, series.ys, yerr=margins, color=color, linestyle=series.line,
-        marker=series.marker, markersize=7 if "$" in series.marker else 5,
+        marker=series.marker, markersize=_MARKER_SIZES.get(len(series.marker), 10),
         markerfacecolor=_PAPER if series.hollow else color, capsize=3 if margins else 0,
         elinewidth=1.2,
     )  # fmt: skip

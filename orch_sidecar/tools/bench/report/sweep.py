@@ -9,7 +9,7 @@ from orch_sidecar.tools.bench.report.measures import Measure, measures_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Curve, Point, Sweep
-from orch_sidecar.tools.drawing.chart import Chart, Series, apart, by_size
+from orch_sidecar.tools.drawing.chart import Chart, Series, apart, by_size, remarked
 from orch_sidecar.tools.drawing.page import Columns, Page, badge
 from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 
@@ -89,19 +89,18 @@ def sweep_title(sweep: Sweep) -> str:
 
 
 def limits(sweep: Sweep) -> Iterator[str]:
-    """Yields what limits the trust in points, with their clients."""
+    """Returns what limits the trust in points, with their clients."""
     remarks: dict[str, Callable[[Point], bool]] = {
         "preliminary, too short to be published": lambda p: p.result.status is Status.PRELIMINARY,
         "of unknown batches": lambda p: p.result.status is Status.UNVERIFIED,
         "the client may be the bottleneck": lambda p: bool(p.result.client.bottleneck),
         "not sound, and not counted": lambda p: not p.result.is_sound,
     }
-    points = sweep.points
-    for text, holds in remarks.items():
-        found = [str(point.clients) for point in points if holds(point)]
-        if found:
-            which = "all" if len(found) == len(points) else f"{', '.join(found)} clients"
-            yield f"{text}: {'1 client' if which == '1 clients' else which}"
+    points = [
+        (str(point.clients), [text for text, holds in remarks.items() if holds(point)])
+        for point in sweep.points
+    ]
+    return (each.replace(": 1 clients", ": 1 client") for each in remarked(points, " clients"))
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:

@@ -19,7 +19,7 @@ from statistics import fmean, median
 from string import ascii_uppercase
 from typing import Final
 
-from orch_sidecar.tools.drawing.chart import Chart, Series, by_size
+from orch_sidecar.tools.drawing.chart import MOST_NAMED, Chart, Series, by_size, remarked
 from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text, rounded
 from orch_sidecar.tools.facts.comparison import conditions as condition
@@ -255,11 +255,11 @@ def _noted(rows: Sequence[Row], name: str) -> list[float]:
     return [value for row in rows if (value := row.notes.number(name)) is not None]
 
 
-_LINES: Final = {Label.SINGLE_STREAM: "-", Label.BATCHED_ONLINE: "--", Label.OFFLINE: "-."}
+_LINES: Final = {Loop.CLOSED: "-", Loop.OPEN: "--", Loop.AT_ONCE: "-.", Loop.UNKNOWN: ":"}
 _BATCH: Final = "mean batch (sequences per decode step)"
 LINEAR: Final = "linear scaling"
 _WAYS: Final = "Ways of batching"
-_SET_COLORS: Final = 5  # the sixth is that of linear scaling
+_COLORS: Final = 5  # the sixth is that of linear scaling
 
 
 def as_page(comparison: Comparison) -> Page:
@@ -268,7 +268,7 @@ def as_page(comparison: Comparison) -> Page:
     for subject, of_set in zip(comparison.subjects, comparison.sets, strict=True):
         page.section(subject or _WAYS)
         points = ((way, point) for way in of_set.ways for point in way.points)
-        page.columns(_COLUMNS, points, texts=2)
+        page.columns(_COLUMNS, points, texts=3)
     ways = [way for of_set in comparison.sets for way in of_set.ways]
     if any(point.speedup for way in ways for point in way.points):
         page.text(
@@ -287,14 +287,20 @@ def as_page(comparison: Comparison) -> Page:
 def charts_of(comparison: Comparison) -> list[Chart]:
     """Returns throughput, TTFT and speed-up by batch, with a letter for each way of each set.
 
-    A color is a set's, and a line's style a label's; the first chart names them. Raises ValueError
+    A color is a set's, or a way's of a single set, and a line's style that of the arrivals. The
+    first chart names them, unless they are too many: the tables have the letters. Raises ValueError
     for a comparison without a set.
     """
-    named = [
-        (", ".join(filter(None, (subject, way.name))), way, number % _SET_COLORS)
-        for number, subject in enumerate(comparison.subjects)
-        for way in comparison.sets[number].ways
+    named = []
+    for number, of_set in enumerate(comparison.sets):
+        for own, way in enumerate(of_set.ways):
+            name = ", ".join(filter(None, (comparison.subjects[number], way.name)))
+            named.append((name, way, (number if len(comparison.sets) > 1 else own) % _COLORS))
+    points = [
+        (f"{way.letter} at {at.batch}", at.remarks) for _, way, _ in named for at in way.points
     ]
+    about = ["The median of each batch", *remarked(points)]
+    about += ["letters as in the tables"] if len(named) > MOST_NAMED else []
 
     def series(
         y: Callable[[Point], float | None], *, least: int = 1, named_here: bool = False
@@ -305,7 +311,7 @@ def charts_of(comparison: Comparison) -> list[Chart]:
             known = [(x, value) for x, value in points if value is not None]
             if len(known) >= least:
                 xs, ys = zip(*known, strict=True)
-                style = _LINES[way.measurement_type], f"${way.letter}$", color
+                style = _LINES[way.arrivals], f"${way.letter}$", color
                 found.append(Series(name if named_here else "", xs, ys, *style))
         return found
 
@@ -313,10 +319,10 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     if speedups:
         most = max(each.xs[-1] / each.xs[0] for each in speedups)
         grown = [replace(each, xs=[x / each.xs[0] for x in each.xs]) for each in speedups]
-        linear = Series(LINEAR, [1.0, most], [1.0, most], ":", "", _SET_COLORS)
+        linear = Series(LINEAR, [1.0, most], [1.0, most], ":", "", _COLORS)
         speedups = [*grown, linear]
     charts = [
-        ("Throughput", "The median of each batch.", _BATCH, "generated tokens/s",
+        ("Throughput", "; ".join(about), _BATCH, "generated tokens/s",
          series(lambda point: point.tokens_per_s.median, named_here=True)),
         ("Time to first token", "The medians of p50.", _BATCH, "ms",
          series(lambda point: point.ttft_p50_ms)),
@@ -334,6 +340,7 @@ def _of_several(point: Point, value: float) -> str:
 _COLUMNS: Final[Columns] = (
     ("", lambda way, point: way.letter),
     ("batching", lambda way, point: way.name),
+    ("remarks", lambda way, point: ", ".join(point.remarks)),
     ("batch", lambda way, point: f"{point.batch_mean:.2f}".rstrip("0").rstrip(".")),
     ("peak", lambda way, point: str(point.batch_max or NONE)),
     ("rows", lambda way, point: str(point.rows)),
@@ -346,5 +353,4 @@ _COLUMNS: Final[Columns] = (
     ("x single", lambda way, point: rounded(point.over_single, 2)),
     ("TTFT p50 ms", lambda way, point: number_text(point.ttft_p50_ms)),
     ("p95 ms", lambda way, point: number_text(point.ttft_p95_ms)),
-    ("remarks", lambda way, point: ", ".join(point.remarks)),
 )

@@ -281,7 +281,7 @@ class TestCharts:
         ]  # fmt: skip
         assert [each.marker for each in throughput] == ["$A$", "$B$", "$C$"]
         assert [each.color for each in throughput] == [0, 0, 1], "a color is a set's"
-        assert [each.line for each in throughput] == ["-", "--", "--"], "a line a label's"
+        assert [each.line for each in throughput] == ["-", ":", ":"], "a line that of the arrivals"
 
     def test_curves_are_by_the_mean_batch(self) -> None:
         """An open loop's point lies where its steps were, not where its largest one was."""
