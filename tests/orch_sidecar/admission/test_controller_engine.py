@@ -368,12 +368,12 @@ def test_keys_are_compared_by_the_places_that_they_take() -> None:
     of_class = class_rules(queue_capacity=3)
     core = core_of(1, rules(of_class, of_class))
     fill(core, interactive(), "a")
-    queue(core, interactive(key="one"), "o1")
+    queue(core, interactive(key=b"one"), "o1")
     queue(
-        core, interactive(key="one", is_later_part=True), *(f"o{number}" for number in range(2, 9))
+        core, interactive(key=b"one", is_later_part=True), *(f"o{number}" for number in range(2, 9))
     )
-    queue(core, interactive(key="two"), "t1", "t2")
-    queue(core, interactive(key="three"), "x")
+    queue(core, interactive(key=b"two"), "t1", "t2")
+    queue(core, interactive(key=b"three"), "x")
     assert [*refused(core.take_displaced())] == ["t2"]
 
 
@@ -381,9 +381,9 @@ def test_parts_count_for_their_key_like_requests() -> None:
     """A key with many parts gets no more than its share beside another."""
     core = core_of(2)
     fill(core, interactive(), "a", "b")
-    queue(core, interactive(key="one"), "o1")
-    queue(core, interactive(key="one", is_later_part=True), "o2", "o3", "o4")
-    queue(core, interactive(key="two"), "t1", "t2")
+    queue(core, interactive(key=b"one"), "o1")
+    queue(core, interactive(key=b"one", is_later_part=True), "o2", "o3", "o4")
+    queue(core, interactive(key=b"two"), "t1", "t2")
     order: list[str] = []
     for name in ("a", "b", *("o1", "t1", "o2", "t2")):
         order += granted(ended(core, [name], 1.0))
