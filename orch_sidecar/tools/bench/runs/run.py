@@ -1,18 +1,20 @@
 """One run from end to end: read the engine's state, warm up, measure, read it again, judge.
 
 Requests are never coalesced, as one generation for several requests would inflate the
-throughput, and a salt keeps the engine's prefix cache from hits on earlier runs.
+throughput, and a salt keeps the engine's prefix cache from hits on earlier runs. An endpoint that
+signs no statements before and after, or fails to, costs the row its evidence and the run nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from orch_sidecar.api.headers import (
     X_ORCH_CLASS,
@@ -26,6 +28,7 @@ from orch_sidecar.tools.bench.load.call import Request, answered_of
 from orch_sidecar.tools.bench.load.capabilities import (
     READY,
     accepted_of_others,
+    fetch_json,
     read_capabilities,
     wait_until_idle,
 )
@@ -37,32 +40,47 @@ from orch_sidecar.tools.bench.load.driver import (
     side_by_side,
     until_seen,
 )
-from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
+from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Plan, schedule, traced_prompts
 from orch_sidecar.tools.bench.machine import host
 from orch_sidecar.tools.bench.results.result import (
+    EvidenceDocument,
     Result,
     contradictions,
     identity,
     missing_identity,
 )
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
-from orch_sidecar.tools.bench.runs.evidence import NONCE_BYTES, evidence_after, statement_before
 from orch_sidecar.tools.bench.runs.loadgen import Loadgen, compared
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
+from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.traffic import WARMUP
 from orch_sidecar.tools.terminal import Progress, print_error
 from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.statement import (
+    STATEMENT_TYPE,
+    STATEMENTS_PATH,
+    parse_envelope,
+    sequence_of,
+)
 
 # The warm-up has its own prompts, or the measurement would find them in the prefix cache.
 _WARM_UP_SEED: Final = 1_000_003
 _WARM_UP_CLIENTS: Final = 4  # of an open loop
 
+_NONCE_BYTES: Final = 32
+# The engine signs one statement per second for long: others may have asked just before.
+_ATTEMPTS: Final = 3
+_AGAIN_AFTER_S: Final = 1.0
 
+_NOT_OFFERED: Final = "the endpoint offers no signed statements"
 _BUSY: Final = "the engine is not idle before the run: it serves requests of others"
+
+# What the engine answers, or why there is no answer.
+_Answer = Mapping[str, Any] | str
 
 
 class _Disturbed(Exception):
@@ -99,8 +117,8 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
         before = await _warm_up(plan, first)
     if before is not None and not before.idle:
         raise (Unavailable if is_last else _Disturbed)(_BUSY)
-    asked = {"run": name, "nonce": secrets.token_hex(NONCE_BYTES)}
-    statement = await statement_before(plan.endpoint, asked, before)
+    asked = {"run": name, "nonce": secrets.token_hex(_NONCE_BYTES)}
+    statement = await _statement_before(plan.endpoint, asked, before)
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     record = RunRecord(plan, name, run_digest(secret), began_at, host(), before)
     await _load(record, due_s)
@@ -109,7 +127,7 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     try:
         with Progress("waiting for the engine's report"), interruptible():
             await _read_afterwards(record)
-            record.evidence = await evidence_after(plan.endpoint, asked, statement)
+            record.evidence = await _evidence_after(plan.endpoint, asked, statement)
     except Interrupted:
         record.stopped = True
     return result_of(record)
@@ -217,6 +235,46 @@ async def _read_afterwards(record: RunRecord) -> None:
         record.after = found
     else:
         record.unread_reason = f"the engine is {found.snapshot.state}"
+
+
+async def _statement_before(
+    endpoint: Endpoint, asked: Mapping[str, Any], found: Capabilities | None
+) -> _Answer:
+    """Returns the answer to what is `asked` of the run, its name and nonce; endpoints that offer no
+    statements are not asked. `found`: the capabilities before the run, None without any."""
+    features = None if found is None else found.entry.get("features")
+    is_offered = isinstance(features, Mapping) and features.get("evidence") is True
+    return await _statement(endpoint, asked) if is_offered else _NOT_OFFERED
+
+
+async def _evidence_after(
+    endpoint: Endpoint, asked: Mapping[str, Any], before: _Answer
+) -> EvidenceDocument:
+    """Asks for the statement after the run; returns the evidence, or why there is none."""
+    if isinstance(before, str):
+        return EvidenceDocument(missing=before)
+    try:
+        since = sequence_of(parse_envelope(before["statement"], STATEMENT_TYPE))
+        after = await _statement(endpoint, {**asked, "since": since})
+        if isinstance(after, str):
+            return EvidenceDocument(missing=after)
+        parts = {**after, **asked, "before": before["statement"], "after": after["statement"]}
+        known = {name: parts.get(name) for name in Signed.model_fields}
+        return EvidenceDocument(signed=Signed.model_validate(known))
+    except (KeyError, ValueError) as error:
+        return EvidenceDocument(missing=f"the engine's statement is not one: {error}")
+
+
+async def _statement(endpoint: Endpoint, asked: Mapping[str, Any]) -> _Answer:
+    why = _NOT_OFFERED
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            answer = await fetch_json(endpoint, STATEMENTS_PATH, asked)
+            return answer if isinstance(answer, dict) else _NOT_OFFERED
+        except EndpointError as error:
+            why = str(error)
+            await asyncio.sleep(_AGAIN_AFTER_S if left else 0.0)
+    return why
 
 
 def _work_of(plan: Plan, load: LoadGenerator, due_s: tuple[float, ...]) -> Work:
