@@ -9,6 +9,7 @@ import argparse
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import sqrt
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
 from orch_sidecar.tools.bench.load.scenario import Plan
 from orch_sidecar.tools.bench.plan import add_endpoint, plan_of, scenario_of
 from orch_sidecar.tools.bench.report.sweep import fitted
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import Result, Trial
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sweep, try_rates
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, by_size
@@ -66,6 +67,8 @@ _SWEEP_CLASS: Final = "bulk"
 RATES: Final = SearchRules(0.95, requests=40, factor=1.25, precision=0.25, most_trials=5)
 # Of the rate at which all slots are always full: below it queues stay short.
 _FIRST_SHARE: Final = 0.8
+# Of a normal distribution, two-sided 95 %.
+_Z: Final = 1.96
 # Trials have other prompts than the closed loops before them.
 _SEEDS_APART: Final = 100
 
@@ -193,12 +196,20 @@ def decision_text(
     return "\n".join(lines)
 
 
+def kept_interval(trial: Trial) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval of the share of requests that would meet the SLO."""
+    n, p = max(1, trial.requests), trial.share
+    middle = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z * sqrt(p * (1 - p) / n + _Z**2 / (4 * n * n)) / (1 + _Z**2 / n)
+    return middle - half, middle + half
+
+
 def _rate_lines(rate: RateSearch) -> list[str]:
     best, missed = rate.best, rate.missed
     if best is None:
         tried = f"{missed.rate_per_s:.3g}/s" if missed is not None else "none"
         return [f"largest rate that keeps the SLO: below {tried}, the lowest that was tried"]
-    low, high = best.interval
+    low, high = kept_interval(best)
     line = (
         f"largest rate that keeps the SLO: {best.rate_per_s:.3g}/s ({best.share:.0%} of "
         f"{best.requests} requests; {low:.0%} to {high:.0%} with 95 % confidence)"

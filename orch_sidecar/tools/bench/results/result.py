@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from enum import StrEnum
-from math import sqrt
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -119,8 +118,6 @@ class Goodput(Document):
 
 # Of a trial's requests, those that must meet the SLO. MLPerf Server: the 99th percentile does.
 KEPT_SHARE: Final = 0.99
-# Of a normal distribution, two-sided 95 %.
-_Z: Final = 1.96
 
 
 class Trial(Document):
@@ -130,14 +127,6 @@ class Trial(Document):
     requests: int
     share: float
     kept: bool
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the share of requests that would meet the SLO."""
-        n, p = max(1, self.requests), self.share
-        middle = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-        half = _Z * sqrt(p * (1 - p) / n + _Z**2 / (4 * n * n)) / (1 + _Z**2 / n)
-        return middle - half, middle + half
 
 
 class LoadgenDocument(Document):

@@ -17,7 +17,14 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.sizing.decision import Binds, Decision
 from orch_sidecar.tools.sizing.engine_model import FullSlots, curve_of, memory_bound
-from orch_sidecar.tools.sizing.tune import RATES, charts_of, decision_text, parser, tuned_profile
+from orch_sidecar.tools.sizing.tune import (
+    RATES,
+    charts_of,
+    decision_text,
+    kept_interval,
+    parser,
+    tuned_profile,
+)
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 
@@ -97,3 +104,11 @@ def test_text_states_what_binds_and_how_sure_it_is() -> None:
     text = decision_text(doubtful, full(), None, None)
     assert "NOT SURE\n  the curve is off" in text
     assert "unknown, the engine has not measured its prefill" in text
+
+
+def test_interval_shows_how_uncertain_few_requests_are() -> None:
+    few, many = (
+        kept_interval(Trial(rate_per_s=1, requests=n, share=0.95, kept=True)) for n in (40, 4000)
+    )
+    assert 0.8 < few[0] < 0.95 < few[1] < 1.0
+    assert many[0] > 0.94

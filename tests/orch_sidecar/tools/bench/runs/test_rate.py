@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.results.result import Result, Trial
+from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.runs.series import RULES, RateSearch, SearchRules
 from orch_sidecar.tools.sizing.tune import RATES
 from tests.orch_sidecar.tools.bench.sample_results import (
@@ -80,12 +80,6 @@ def test_search_from_a_rate_far_off_gives_up_after_its_trials() -> None:
     assert high.missed is None
     assert high.best is not None
     assert high.best.rate_per_s == pytest.approx(1.25**4)
-
-
-def test_interval_shows_how_uncertain_few_requests_are() -> None:
-    few, many = (Trial(rate_per_s=1, requests=n, share=0.95, kept=True) for n in (40, 4000))
-    assert 0.8 < few.interval[0] < 0.95 < few.interval[1] < 1.0
-    assert many.interval[0] > 0.94
 
 
 def test_rates_that_would_take_too_long_to_try_are_not_halved_to() -> None:
