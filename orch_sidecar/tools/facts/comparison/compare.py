@@ -67,14 +67,14 @@ class Point:
         """Whether other figures may be related to it."""
         return not {condition.CUT, condition.CLIENT_LIMITED} & set(self.remarks)
 
-    def over(self, base: Point) -> float:
-        """Returns its throughput over that of another."""
-        return self.tokens_per_s.median / base.tokens_per_s.median
-
-    def related(self, base: Point) -> Point:
-        """Returns it with its speed-up and efficiency."""
-        efficiency = self.over(base) / (self.batch_mean / base.batch_mean)
-        return replace(self, speedup=self.over(base), efficiency=efficiency)
+    def related(self, base: Point | None, single: Point | None) -> Point:
+        """Returns it with its throughput over that of other points."""
+        speedup, over_single = (
+            None if other is None else self.tokens_per_s.median / other.tokens_per_s.median
+            for other in (base if self.is_base else None, single)
+        )
+        efficiency = speedup / (self.batch_mean / base.batch_mean) if speedup and base else None
+        return replace(self, speedup=speedup, efficiency=efficiency, over_single=over_single)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +199,10 @@ def _ways(rows: Sequence[Row], remarks: Remarks, letters: Iterator[str]) -> tupl
     points = [_points(found[way], remarks) for way in ways]
     # It is the first one: labels are in this order.
     single = _base(points[0]) if ways[0][0] is Label.SINGLE_STREAM else None
+    related = [tuple(each.related(_base(own), single) for each in own) for own in points]
     return tuple(
-        Way(next(letters), _name(way, several=setups[way[:2]] > 1), *way, _related(each, single))
-        for way, each in zip(ways, points, strict=True)
+        Way(next(letters), _name(way, several=setups[way[:2]] > 1), *way, own)
+        for way, own in zip(ways, related, strict=True)
     )
 
 
@@ -218,13 +219,6 @@ def _points(rows: Sequence[Row], remarks: Remarks) -> list[Point]:
     for row in rows:
         found.setdefault((row.batch, remarks[row]), []).append(row)
     return [_point(*key, found[key]) for key in sorted(found)]
-
-
-def _related(points: Sequence[Point], single: Point | None) -> tuple[Point, ...]:
-    """Returns the points of a way, related to its smallest batch, and to a single stream."""
-    base = _base(points)
-    found = (each.related(base) if base and each.is_base else each for each in points)
-    return tuple(replace(each, over_single=each.over(single) if single else None) for each in found)
 
 
 def _base(points: Sequence[Point]) -> Point | None:
@@ -302,20 +296,17 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     about = ["The median of each batch", *remarked(points)]
     about += ["letters as in the tables"] if len(named) > MOST_NAMED else []
 
-    def series(
-        y: Callable[[Point], float | None], *, least: int = 1, named_here: bool = False
-    ) -> list[Series]:
+    def series(y: Callable[[Point], float | None], *, named_here: bool = False) -> list[Series]:
         found = []
         for name, way, color in named:
-            points = [(each.batch_mean, y(each)) for each in way.points]
-            known = [(x, value) for x, value in points if value is not None]
-            if len(known) >= least:
+            known = [(at.batch_mean, value) for at in way.points if (value := y(at)) is not None]
+            if known:
                 xs, ys = zip(*known, strict=True)
                 style = _LINES[way.arrivals], f"${way.letter}$", color
                 found.append(Series(name if named_here else "", xs, ys, *style))
         return found
 
-    speedups = series(lambda point: point.speedup, least=2)
+    speedups = [each for each in series(lambda point: point.speedup) if len(each.xs) > 1]
     if speedups:
         most = max(each.xs[-1] / each.xs[0] for each in speedups)
         grown = [replace(each, xs=[x / each.xs[0] for x in each.xs]) for each in speedups]

@@ -207,12 +207,9 @@ def _tokens(seen: Observation) -> tuple[Rule, ...]:
     a step generates at least one token; requests of others that began before the window show so.
     """
     states, prompts, answers = seen.states, seen.input_tokens, seen.output_tokens
-    generated = read = None
-    hits = 0
-    if states is not None:
-        generated, read, hits = (
-            states.generated_tokens, states.prefilled_tokens, states.prefix_hits
-        )  # fmt: skip
+    generated = None if states is None else states.generated_tokens
+    read = None if states is None else states.prefilled_tokens
+    hits = 0 if states is None else states.prefix_hits
     there = None if read is None else (read + hits) * (1 + thresholds.CHUNK_ENDS) + seen.sent
     most = answers if seen.in_steps is None else seen.in_steps
     decoded = round(seen.batches.steps * seen.batches.mean)
@@ -243,16 +240,15 @@ def _stale(seen: Observation) -> list[Rule]:
     first_s, read_s = run.first_tokens_s, states.prefill_s or 0.0
     if states.after.preemptions_total > states.before.preemptions_total:
         read_s = 0.0  # prompts were read again, after their first tokens
-    old = [(when, state.age_ms) for when, state in states.ends]
     saved, again, began, ended, local = (
         timestamp(at_s or 0.0) for at_s in (saved_s, again_s, began_s, ended_s, end_s)
     )
     rules = (
         *((state.state != "ready", f"the engine was {state.state} {when} the run: it must be ready")
           for when, state in states.ends),
-        *((age_ms > 1000 * thresholds.MOST_AGE_S,
-           f"the state {when} the run was {age_ms} ms old when it was saved: at most "
-           f"{1000 * thresholds.MOST_AGE_S:g} ms are allowed") for when, age_ms in old),
+        *((state.age_ms > 1000 * thresholds.MOST_AGE_S,
+           f"the state {when} the run was {state.age_ms} ms old when it was saved: at most "
+           f"{1000 * thresholds.MOST_AGE_S:g} ms are allowed") for when, state in states.ends),
         (window_s > apart_s + thresholds.CLOCKS_AGREE_S,
          f"the states are {apart_s:.1f} s apart, but the run took {window_s:.1f} s: one of them "
          "was saved during the run, or they are those of another run"),

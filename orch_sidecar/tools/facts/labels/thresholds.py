@@ -33,7 +33,7 @@ LACKING: Final = Threshold(
     0.1, "of the sequences",
     "an offline run may lack this share of the sequences that slots, work and memory allow, until "
     "the last one arrives: requests do not arrive in one instant, and a client takes a moment "
-    "between two of them",
+    "between two of them. Requests that came within this share of a run came all at once",
 )  # fmt: skip
 DECODED_SHARE: Final = Threshold(
     0.5, "of the tokens",

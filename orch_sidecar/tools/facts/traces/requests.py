@@ -118,8 +118,7 @@ class EngineSequence(Attributes):
     @property
     def slot_ns(self) -> int:
         """When it got its slot, by the engine; as `first_ns` where that is not known."""
-        inference_s = self.inference_s
-        return self.end_ns - round(inference_s * 1e9) if inference_s else self.first_ns
+        return self.end_ns - round(self.inference_s * 1e9) if self.inference_s else self.first_ns
 
     @property
     def step_s(self) -> float:

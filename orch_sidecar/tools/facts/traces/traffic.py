@@ -232,9 +232,7 @@ class Scenario:
         found = [(request, each) for request in self.served for each in request.sequences]
         least = max((each.end_ns - request.closed_ns for request, each in found), default=0)
         largest = min((each.start_ns - request.start_ns for request, each in found), default=0)
-        if least > largest:
-            return 0
-        return least if least > 0 else min(largest, 0)
+        return max(least, min(largest, 0)) if least <= largest else 0
 
 
 def group_scenarios(

@@ -30,7 +30,12 @@ from orch_sidecar.tools.facts.labels.measured import (
     row_of,
 )
 from orch_sidecar.tools.facts.labels.observation import Observation
-from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
+from orch_sidecar.tools.facts.labels.thresholds import (
+    CLOCK_RATE,
+    CLOCKS_AGREE_S,
+    LACKING,
+    ROUNDING_S,
+)
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import PROFILE_LABELS, Label, Row, is_path
@@ -50,8 +55,6 @@ from orch_sidecar.tools.facts.traces.traffic import Scenario
 
 # Fewer requests that follow others, or fewer in all, show no kind of arrivals.
 LEAST: Final = 10
-# Requests that all arrive within this share of the window were sent at once.
-_AT_ONCE_SHARE: Final = 0.1
 # A client sends its next request within this share of an answer's time, or these seconds.
 _PAUSE_SHARE: Final = 0.05
 _PAUSE_S: Final = 0.05
@@ -256,7 +259,7 @@ def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals 
         return None
     arrived = sorted(each.arrived_s for each in requests)
     ended = sorted(each.ended_s for each in requests)
-    if arrived[-1] - arrived[0] <= _AT_ONCE_SHARE * (ended[-1] - arrived[0]):
+    if arrived[-1] - arrived[0] <= LACKING * (ended[-1] - arrived[0]):
         return Arrivals.AT_ONCE
     clients = intervals.most(each.in_flight for each in requests)
     follow = [arrived[number] - ended[number - clients] for number in range(clients, len(arrived))]
