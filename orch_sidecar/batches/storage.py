@@ -119,8 +119,12 @@ def lock(connection: Connection, name: str) -> None:
 
 def _end_idle_transactions(connection: Any, _: object) -> None:
     # No option of the connection: pgbouncer takes none.
-    connection.execute(f"SET idle_in_transaction_session_timeout = '{_MAX_IDLE_S}s'")
-    connection.commit()
+    try:
+        connection.execute(f"SET idle_in_transaction_session_timeout = '{_MAX_IDLE_S}s'")
+        connection.commit()
+    except Exception:  # the server was stopped in between
+        connection.close()  # nobody else has it
+        raise
 
 
 def _migrate(connection: Connection) -> None:

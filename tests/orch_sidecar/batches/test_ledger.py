@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from alembic import command
@@ -20,7 +21,7 @@ from sqlalchemy.orm import Session
 from orch_sidecar.batches import ledger
 from orch_sidecar.batches.ledger import EndedRow, Lane, TakenRow
 from orch_sidecar.batches.rows import InputRow
-from orch_sidecar.batches.storage import Database
+from orch_sidecar.batches.storage import Database, _end_idle_transactions
 from orch_sidecar.batches.tables import Base, Batch, Row, RowState, Status
 from tests.orch_sidecar.batches.conftest import empty
 
@@ -284,3 +285,10 @@ def test_beats_of_all_workers_are_told(database: Database) -> None:
     for worker in ("a", "b", "a"):
         beats = database.transact(partial(ledger.beat, worker=worker))
     assert beats == {"a": 1, "b": 0}
+
+
+def test_connection_to_a_server_that_stops_as_it_is_made_is_closed() -> None:
+    connection = Mock(execute=Mock(side_effect=ConnectionError("the server stops")))
+    with pytest.raises(ConnectionError, match="stops"):
+        _end_idle_transactions(connection, None)
+    connection.close.assert_called_once_with()
