@@ -9,7 +9,7 @@ from typing import Final
 
 # Sizes, as of batches, that span more than this are crowded on a linear axis.
 _WIDE: Final = 4.0
-MOST_NAMED: Final = 12  # of the same kind, in a legend or below a title
+MOST_NAMED: Final = 16  # of the same kind, in a legend or below a title
 
 
 class Look(StrEnum):
