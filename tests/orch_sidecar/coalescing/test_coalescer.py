@@ -20,7 +20,8 @@ from orch_sidecar.coalescing.coalescer import Coalesce, SharedGeneration, tenant
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
 from tests.orch_sidecar.broadcasting import STREAM, Engine
-from tests.orch_sidecar.proxy.stages import Client, NextStage, request_of
+from tests.orch_sidecar.proxy.stages import NextStage, request_of
+from tests.orch_sidecar.relayed import Client
 from tests.patience import HANG_S
 from vllm_plugin.contracts.profile import ServiceClass
 

@@ -18,15 +18,9 @@ from tests.orch_sidecar.admission.examples import interactive
 from tests.orch_sidecar.admission.gates import gate_of
 from tests.orch_sidecar.broadcasting import Transport, http_of
 from tests.orch_sidecar.records import record_of, with_values
+from tests.orch_sidecar.relayed import Client
 
 ENDPOINT = ENDPOINTS["/v1/chat/completions"]
-
-
-class Client(Transport):
-    """A client whose transport is never full."""
-
-    def get_write_buffer_size(self) -> int:
-        return 0
 
 
 def request_of(client: Transport | None = None, body: bytes = b"{}", **more: Any) -> Request:

@@ -23,8 +23,9 @@ from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.request import NotSent, Request, Result, Retry, Sent
 from orch_sidecar.wire import backpressure
 from tests.orch_sidecar.broadcasting import STREAM, STREAM_HEAD, chunk, json_answer
-from tests.orch_sidecar.proxy.stages import Client, NextStage, asked, pool_of, request_of
+from tests.orch_sidecar.proxy.stages import NextStage, asked, pool_of, request_of
 from tests.orch_sidecar.records import record_of
+from tests.orch_sidecar.relayed import Client
 from tests.patience import HANG_S
 
 SENT = Sent(keep_alive=True, outcome=Outcome.OK)
