@@ -18,8 +18,10 @@ logger = logging.getLogger("orch.sidecar")
 # Below the 4 MiB that gRPC's servers accept by default.
 MAX_BATCH_BYTES: Final = 3 * 1024 * 1024
 
-# Traces that are encoded before the event loop runs again: a few tenths of a millisecond.
-BURST_TRACES: Final = 16
+# Traces that are encoded before the event loop runs again, half a millisecond; of a queue that
+# fills half of it, for turns of the event loop may be so long that it would overflow.
+BURST_TRACES: Final = 64
+_MOST_AT_ONCE: Final = 256
 
 
 class Batch:
@@ -86,8 +88,9 @@ class TraceQueue:
         """
         waiting, traces, limit = self._waiting, batch.traces, self._batch_spans
         size, taken = batch.size, batch.spans
-        done, more = 0, len(waiting) > BURST_TRACES
-        for trace, spans in waiting[:BURST_TRACES]:
+        most = min(max(BURST_TRACES, len(waiting) // 2), _MOST_AT_ONCE)
+        done, more = 0, len(waiting) > most
+        for trace, spans in waiting[:most]:
             if taken + spans > limit and traces:
                 more = False
                 break

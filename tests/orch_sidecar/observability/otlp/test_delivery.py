@@ -182,8 +182,8 @@ async def test_trace_that_cannot_be_encoded_costs_itself_alone() -> None:
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"invalid": 12})
 
 
-async def test_event_loop_runs_while_a_batch_is_encoded() -> None:
-    most = 2 * BURST_TRACES + 1
+@pytest.mark.parametrize(("most", "at_once"), [(2 * BURST_TRACES + 1, BURST_TRACES), (5000, 256)])
+async def test_event_loop_runs_while_a_batch_is_encoded(most: int, at_once: int) -> None:
     transport = ScriptedTransport(DELIVERED)
     settings = replace(EXPORT, max_queue_size=most, max_batch_size=most)
     batcher = SpanBatcher(settings, transport, joined)
@@ -200,7 +200,7 @@ async def test_event_loop_runs_while_a_batch_is_encoded() -> None:
     while batcher.counts.exported < most:
         await asyncio.sleep(0)
         turns += 1
-    assert max(encoded.count(turn) for turn in encoded) <= BURST_TRACES
+    assert max(encoded.count(turn) for turn in encoded) == at_once
     await batcher.close(5)
 
 
