@@ -1,4 +1,4 @@
-"""Classes, deadlines and what admission tells of itself, through HTTP.
+"""Classes, deadlines and the queue information in responses, through HTTP.
 
 Headers of the Gateway API's inference extension and of llm-d.
 """

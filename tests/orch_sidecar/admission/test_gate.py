@@ -1,4 +1,4 @@
-"""The asyncio shell: futures, the timer, and what others are told.
+"""The asyncio layer of admission: futures, the timer, and notifications of queued requests.
 
 Tickets and leases have an owner, or are found. Many requests at once leak nothing.
 """

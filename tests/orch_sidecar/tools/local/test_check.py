@@ -1,4 +1,4 @@
-"""What `orch up` starts, without starting it, and what it says of an engine that starts.
+"""The plan and the checks of `orch up`, and its progress messages, without starting an engine.
 
 What `orch up --check` prints and objects to. Mistakes on the command line: a line with value and
 rule, before anything starts.
