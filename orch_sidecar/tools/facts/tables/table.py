@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -21,6 +21,10 @@ from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 # other file ends its lines with LF.
 _LINE_END: Final = "\n"
 _MARK: Final = "\ufeff"
+_QUOTES: Final = (
+    "fields are separated by commas, and a field that contains a quote must be quoted, and it "
+    'doubled: "7"" rack"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +75,19 @@ def parse(name: str, text: str) -> Table:
 
     Raises ValueError, with the line, for text that RFC 4180 or Python's csv does not allow.
     """
-    raw: list[str] = []
-
-    def lines() -> Iterator[str]:
-        for line in io.StringIO(text.removeprefix(_MARK), newline=""):
-            raw.append(line)
-            yield line
-
-    reader, records, line = csv.reader(lines(), strict=True), [], 1
-    while True:
-        raw.clear()
-        try:
-            fields = next(reader)
-        except StopIteration:
-            break
-        except csv.Error as error:
-            raise ValueError(f"{name}:{line}: invalid CSV: {error}") from error
-        for column, field in enumerate(fields, 1):
-            quoted = field.replace('"', '""')
-            if '"' in field and f'"{quoted}"' not in "".join(raw):
-                rule = (
-                    "fields are separated by commas, and a field that contains a quote must be "
-                    'quoted, and it doubled: "7"" rack"'
-                )
-                raise ValueError(f"{name}:{line}:{column}: invalid CSV: {rule}")
-        records.append(Record(name, line, tuple(fields)))
-        line += len(raw)
+    lines = list(io.StringIO(text.removeprefix(_MARK), newline=""))
+    reader, records, line = csv.reader(lines, strict=True), [], 1
+    try:
+        for fields in reader:
+            raw = "".join(lines[line - 1 : reader.line_num])
+            for column, field in enumerate(fields, 1):
+                quoted = field.replace('"', '""')
+                if '"' in field and f'"{quoted}"' not in raw:
+                    raise ValueError(f"{name}:{line}:{column}: invalid CSV: {_QUOTES}")
+            records.append(Record(name, line, tuple(fields)))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{name}:{line}: invalid CSV: {error}") from error
     return Table(name, text, tuple(records))
 
 
