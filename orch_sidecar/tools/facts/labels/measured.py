@@ -15,7 +15,7 @@ from orch_sidecar.tools.facts.labels.load import Load, Notes
 from orch_sidecar.tools.facts.labels.observation import Batches, RunTimes, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.check import invalid_fields
+from orch_sidecar.tools.facts.tables.check import check_row
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.row import (
     MEANINGS,
@@ -146,8 +146,7 @@ def row_of(run: Run, label: Label, engine: KnownEngine, model: Model, source_tag
         scenario_notes=format_notes(notes),
         source_tag=source_tag,
     )
-    if faults := invalid_fields(row):
-        raise ValueError("; ".join(fault.text for fault in faults))
+    check_row(row)
     return row
 
 

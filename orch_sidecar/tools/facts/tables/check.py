@@ -30,12 +30,7 @@ from orch_sidecar.tools.facts.tables.row import (
 )
 from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields, with_records
 
-_LABEL: Final = COLUMNS.index("measurement_type")
-_NOTES: Final = COLUMNS.index("scenario_notes")
-
 _OLD_LABELS: Final = ("aggregate", "per_user_stream")
-# The columns that are rewritten in older tables; faults in others are not repaired.
-_REWRITTEN: Final = ("measurement_type", "scenario_notes")
 
 # Characters of a value that a message shows: a comma without quotes shifts whole texts.
 _SHOWN_CHARACTERS: Final = 60
@@ -89,11 +84,12 @@ class LocatedRow:
 
 def check(table: Table) -> list[Fault]:
     """Returns every fault of a table, in the order of its lines."""
-    if (fault := header_fault(table)) is not None:
-        return [fault]
-    own = (fault for record in table.rows for fault in row_faults(record))
-    _, repeated, contradicting = sifted(valid_rows(table))
-    return sorted((*own, *repeated, *contradicting), key=lambda fault: fault.line)
+    rows, faults = _parsed(table)
+    firsts = distinct(rows)
+    for located in rows:
+        if (first := firsts[located.row]) is not located:
+            faults.append(Fault.at(located.record, 0, f"the row repeats line {first.record.line}"))
+    return sorted([*faults, *conflicts(firsts.values())], key=lambda fault: fault.line)
 
 
 def merge(tables: Sequence[Table]) -> Table | list[Fault]:
@@ -102,61 +98,65 @@ def merge(tables: Sequence[Table]) -> Table | list[Fault]:
     Returns the faults instead where a table has any, two rows for one measurement differ, or two
     rows of one run have different labels.
     """
-    faults = [fault for table in tables for fault in check(table)]
-    new, _, contradicting = sifted(located for table in tables for located in valid_rows(table))
-    if faults or contradicting:
-        return faults or contradicting
+    firsts = distinct(located for table in tables for located in valid_rows(table)).values()
+    faults = [fault for table in tables for fault in check(table)] or conflicts(firsts)
     # Of the first table each row is new.
-    added = new[len(tables[0].rows) :]
-    return with_records(tables[0], [located.record.fields for located in added])
+    added = [located.record.fields for located in firsts][len(tables[0].rows) :]
+    return faults or with_records(tables[0], added)
 
 
-def sifted(rows: Iterable[LocatedRow]) -> tuple[list[LocatedRow], list[Fault], list[Fault]]:
-    """Returns the rows that are new, the faults of those that repeat one before, and of those that
-    contradict one before: another result of one measurement, or another label of one run."""
-    firsts: dict[tuple[object, ...], LocatedRow] = {}
-    labelled: dict[str, LocatedRow] = {}
-    new, repeated, contradicting = [], [], []
+def distinct(rows: Iterable[LocatedRow]) -> dict[Row, LocatedRow]:
+    """Returns the first of each row that is there several times, in their order."""
+    found: dict[Row, LocatedRow] = {}
     for located in rows:
-        key, run = measurement_key(located.row), run_of(located.row.source_tag)
-        label, first = label_of_run(located.row), firsts.get(key)
-        other = located if run is None or label is None else labelled.setdefault(run, located)
-        if first is not None and first.row == located.row:
-            rule = f"the row repeats line {first.record.line}"
-            repeated.append(Fault.at(located.record, 0, rule))
-        elif label is not label_of_run(other.row):
-            contradicting.append(_two_labels(str(run), other, located))
-        elif first is not None:
-            contradicting.append(_conflict(first, located))
+        found.setdefault(located.row, located)
+    return found
+
+
+def conflicts(rows: Iterable[LocatedRow]) -> list[Fault]:
+    """Returns the faults of distinct rows that contradict one before: another label of one run, or
+    another result of one measurement, at the first column in which they differ."""
+    measured: dict[tuple[object, ...], LocatedRow] = {}
+    labelled: dict[str, LocatedRow] = {}
+    faults = []
+    for located in rows:
+        row, noted = located.row, None
+        run, label = run_of(row.source_tag), label_of_run(row)
+        first = located if run is None or label is None else labelled.setdefault(run, located)
+        if (other := label_of_run(first.row)) is not label:
+            index = COLUMNS.index("measurement_type" if row.is_confirmed else "scenario_notes")
+            noted = None if row.is_confirmed else row.notes.pair("claim")
+            rule = f"{first.place} has {str(other)!r} for the same run, {run}: a run has one label"
+        elif (first := measured.setdefault(measurement_key(row), located)) is not located:
+            pairs = ((getattr(each, name) for each in (row, first.row)) for name in COLUMNS)
+            index = next(index for index, (one, two) in enumerate(pairs) if one != two)
+            kind = "one run" if row.source_tag.startswith(BENCH) else "an identical key"
+            value = f"{first.place}:{index + 1} has {first.record.fields[index]!r}"
+            rule = f"{value} for the same measurement ({kind})"
         else:
-            firsts[key] = located
-            new.append(located)
-    return new, repeated, contradicting
-
-
-def _two_labels(run: str, first: LocatedRow, second: LocatedRow) -> Fault:
-    """Returns the fault of two rows that state different labels for one run."""
-    label = label_of_run(first.row)
-    rule = f"{first.place} has {str(label)!r} for the same run, {run}: a run has one label"
-    if second.row.is_confirmed:
-        return Fault.at(second.record, _LABEL, rule)
-    return Fault.at(second.record, _NOTES, f"the note claim: {rule}")
-
-
-def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
-    """Returns the fault of two rows that report different results for one measurement, at the
-    first column in which they differ."""
-    pairs = zip(COLUMNS, first.record.fields, second.record.fields, strict=True)
-    index, other = next((COLUMNS.index(name), one) for name, one, two in pairs if one != two)
-    kind = "one run" if second.row.source_tag.startswith(BENCH) else "an identical key"
-    rule = f"{first.place}:{index + 1} has {other!r} for the same measurement ({kind})"
-    return Fault.at(second.record, index, rule)
+            continue
+        faults.append(Fault.at(located.record, index, rule, noted))
+    return faults
 
 
 def valid_rows(table: Table) -> list[LocatedRow]:
     """Returns the rows without a fault; none if the header has one."""
-    found = [] if header_fault(table) else [(each, parse_row(each)) for each in table.rows]
-    return [LocatedRow(record, row) for record, row in found if isinstance(row, Row)]
+    return _parsed(table)[0]
+
+
+def _parsed(table: Table) -> tuple[list[LocatedRow], list[Fault]]:
+    """Returns the valid rows, and the faults of the header or of single rows."""
+    rows: list[LocatedRow] = []
+    if (fault := header_fault(table)) is not None:
+        return rows, [fault]
+    faults: list[Fault] = []
+    for record in table.rows:
+        found = parse_row(record)
+        if isinstance(found, Row):
+            rows.append(LocatedRow(record, found))
+        else:
+            faults += found
+    return rows, faults
 
 
 def header_fault(table: Table) -> Fault | None:
@@ -173,15 +173,18 @@ def header_fault(table: Table) -> Fault | None:
 def parse_row(record: Record) -> Row | list[Fault]:
     """Converts a record to a row; returns its faults instead if it has any. It is not compared with
     other rows."""
-    if len(record.fields) != len(COLUMNS):
-        return [_ragged(record)]
+    count, expected = len(record.fields), len(COLUMNS)
+    if not count:
+        return [Fault.at(record, 0, "an empty line is not a row")]
+    if count != expected:
+        why = (
+            "one is missing here or before" if count < expected else "a comma in one must be quoted"
+        )
+        rule = f"the row has {count} fields, not {expected}: {why}"
+        return [Fault.at(record, min(count, expected), rule)]
     values = dict(zip(COLUMNS, record.fields, strict=True))
-    faults = [
-        Fault.at(record, index, rule)
-        for index, (name, value) in enumerate(values.items())
-        if (rule := violated_rule(name, value)) is not None
-    ]
-    if faults:
+    rules = [violated_rule(name, value) for name, value in values.items()]
+    if faults := [Fault.at(record, index, rule) for index, rule in enumerate(rules) if rule]:
         return faults
     row = Row(**{name: of_type(values[name]) for name, of_type in TYPES.items()})
     found = contradictions(row)
@@ -189,26 +192,11 @@ def parse_row(record: Record) -> Row | list[Fault]:
     return sorted(faults, key=lambda fault: fault.column) or row
 
 
-def row_faults(record: Record) -> list[Fault]:
-    """Returns the faults of one record."""
-    found = parse_row(record)
-    return found if isinstance(found, list) else []
-
-
-def invalid_fields(row: Row) -> list[Fault]:
-    """Returns the faults that `check` would find in a row that is not in a table yet."""
-    return row_faults(Record("row", 1, row_fields(row)))
-
-
-def _ragged(record: Record) -> Fault:
-    """Returns the one fault of a row with too few or too many fields, at the first of these."""
-    found, expected = len(record.fields), len(COLUMNS)
-    if not found:
-        return Fault.at(record, 0, "an empty line is not a row")
-    rule = "one is missing here or before" if found < expected else "a comma in one must be quoted"
-    return Fault.at(
-        record, min(found, expected), f"the row has {found} fields, not {expected}: {rule}"
-    )
+def check_row(row: Row) -> None:
+    """Raises ValueError for a row, not in a table yet, in which `check` would find a fault."""
+    found = parse_row(Record("row", 1, row_fields(row)))
+    if not isinstance(found, Row):
+        raise ValueError("; ".join(fault.text for fault in found))
 
 
 def migrate(table: Table) -> tuple[Table, list[str]]:
@@ -224,30 +212,30 @@ def migrate(table: Table) -> tuple[Table, list[str]]:
         return table, []
     rows, steps = [], []
     for record in table.rows:
-        faults = row_faults(record)
-        fields = _rewritten(record, faults)
-        remaining = row_faults(replace(record, fields=fields))
-        rows.append(record.fields if remaining else fields)
-        place = f"{table.name}:{record.line}"
-        if remaining:
-            steps.append(f"{place}: unchanged: {'; '.join(fault.text for fault in remaining)}")
-        elif faults:
-            steps.append(f"{place}: migrated: {', '.join(fields[-3:-1])}")
+        fields = record.fields
+        if not isinstance(parse_row(record), Row):
+            fields = _rewritten(record)
+            found, place = parse_row(replace(record, fields=fields)), f"{table.name}:{record.line}"
+            if isinstance(found, Row):
+                steps.append(f"{place}: migrated: {', '.join(fields[-3:-1])}")
+            else:
+                steps.append(f"{place}: unchanged: {'; '.join(fault.text for fault in found)}")
+                fields = record.fields
+        rows.append(fields)
     return with_records(Table(table.name), [COLUMNS, *rows]), steps
 
 
-def _rewritten(record: Record, faults: Sequence[Fault]) -> tuple[str, ...]:
+def _rewritten(record: Record) -> tuple[str, ...]:
     """Returns the fields with a current label and notes, as they are where it is not known how."""
-    ragged = len(record.fields) != len(COLUMNS)
-    if not faults or ragged or any(fault.name not in _REWRITTEN for fault in faults):
+    if len(record.fields) != len(COLUMNS):
         return record.fields
     values = dict(zip(COLUMNS, record.fields, strict=True))
     old, text = values["measurement_type"], " ".join(values["scenario_notes"].split())
     if "=" in text or old not in {*_OLD_LABELS, *Label}:
         return record.fields
     label = Label.TO_BE_CONFIRMED if old in _OLD_LABELS else Label(old)
-    batching = "unknown" if label is Label.TO_BE_CONFIRMED else MEANINGS[label].batching
-    notes = {name: {**values, "batching": batching}[name] for name in REQUIRED_NOTES}
+    batching = MEANINGS[label].batching if label in MEANINGS else "unknown"
+    notes = {name: values.get(name, batching) for name in REQUIRED_NOTES}
     if old != label:
         notes["legacy_label"] = old
     if text:

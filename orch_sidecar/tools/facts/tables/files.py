@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.facts.tables.check import header_fault, row_faults, sifted, valid_rows
+from orch_sidecar.tools.facts.tables.check import (
+    check_row,
+    conflicts,
+    distinct,
+    header_fault,
+    valid_rows,
+)
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import Table, decoded, parse, row_fields, with_records
 
@@ -54,16 +60,16 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     for a row in which `check` would find a fault, Unavailable for a row that contradicts one of the
     same measurement or run, OSError.
     """
+    for row in rows:
+        check_row(row)
     made = with_records(Table(_ADDED), [COLUMNS, *map(row_fields, rows)])
-    if faults := [fault.text for record in made.rows for fault in row_faults(record)]:
-        raise ValueError("; ".join(faults))
     with locked(path):
         table = check_appendable(path)
-        new, _, contradicting = sifted([*valid_rows(table), *valid_rows(made)])
-        for fault in contradicting:
+        firsts = distinct([*valid_rows(table), *valid_rows(made)]).values()
+        for fault in conflicts(firsts):
             if fault.file == _ADDED:
                 raise Unavailable(str(fault))
-        added = [each.record.fields for each in new if each.record.file == _ADDED]
+        added = [each.record.fields for each in firsts if each.record.file == _ADDED]
         if added or not path.exists():
             write(path, with_records(table, added).text)
     return len(added)

@@ -17,9 +17,11 @@ from orch_sidecar.tools.facts.signing.evidence_file import evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions
 from orch_sidecar.tools.facts.signing.verdict import Verdict
-from orch_sidecar.tools.facts.tables.check import invalid_fields
+from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
+from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
     Operator,
     SigningEngine,
@@ -195,7 +197,7 @@ def said(forgery: Forgery) -> Mapping[Gate, str]:
     content, _ = evidence_of(signed, row, result)
     verdict = verified(content, operator.trusted()).verdict
     return {
-        Gate.CHECK: "; ".join(fault.text for fault in invalid_fields(row)),
+        Gate.CHECK: "; ".join(fault.text for fault in check(table(row_fields(row)))),
         Gate.VERIFY: "; ".join(found) if verdict is Verdict.FAILED else "",
     }
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.tables.check import check, header_fault, invalid_fields
+from orch_sidecar.tools.facts.tables.check import check, check_row, header_fault
 from orch_sidecar.tools.facts.tables.forms import (
     TEXT,
     THROUGHPUT,
@@ -121,10 +121,9 @@ def test_fault_names_the_character_of_a_formula_and_its_place() -> None:
         "must not have after a semicolon U+003D EQUALS SIGN (character 5 of the cell): "
         "a spreadsheet executes it as a formula"
     )
-    [fault] = invalid_fields(fact(model_name="-foo"))  # of a row to be written, too
-    assert fault.rule.startswith(
-        "must not begin with U+002D HYPHEN-MINUS (character 1 of the cell)"
-    )
+    rule = r"must not begin with U\+002D HYPHEN-MINUS \(character 1 of the cell\)"
+    with pytest.raises(ValueError, match=f"^model_name '-foo': {rule}"):
+        check_row(fact(model_name="-foo"))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_claim_of_a_run_that_has_another_label_is_a_fault() -> None:
     confirmed = of_run(tag, Label.OFFLINE)
     [(line, name, text)] = faults_of(confirmed, altered("claimed"))
     assert (line, name) == (3, "scenario_notes")
-    assert "the note claim: t.csv:2 has 'offline' for the same run" in text
+    assert "'claim=batched_online': t.csv:2 has 'offline' for the same run" in text
     unclaimed = altered("claimed", notes={"claim": "none"})
     assert faults_of(confirmed, unclaimed) == []
 
