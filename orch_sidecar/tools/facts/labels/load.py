@@ -8,6 +8,7 @@ as it states: by the times in the file that states it, and in evidence.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,7 +17,7 @@ from typing import Annotated
 from pydantic import Field
 
 from orch_sidecar.tools.facts.labels import thresholds
-from orch_sidecar.tools.facts.labels.intervals import Interval, missing, most
+from orch_sidecar.tools.facts.labels.intervals import Interval, missing, most, pieces
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import TIMES, Arrivals, Loop
 
@@ -135,7 +136,8 @@ def contradictions(load: Load, in_flight: Sequence[Interval]) -> Iterator[str]:
         yield f"arrivals is {load.arrivals}, the requests came within {spread_s:.3g} s"
     if load.arrivals.loop is Loop.CLOSED and load.clients is not None:
         yield from loop_contradictions(load.clients, in_flight, may_pause=True)
-    yield from rate_contradictions(load, arrived_s, exact=False)
+    ended_s = [each.end for each in in_flight]
+    yield from schedule_contradictions(load, arrived_s, ended_s, exact=False)
 
 
 def loop_contradictions(
@@ -157,11 +159,19 @@ def loop_contradictions(
         yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
 
 
-def rate_contradictions(load: Load, arrived_s: Sequence[float], *, exact: bool) -> Iterator[str]:
-    """Yields how requests, in the order of their arrival, had another rate; of a schedule whose
-    gaps are not known, nothing. `exact`: it is when they were due, not when they were sent."""
+def schedule_contradictions(
+    load: Load, arrived_s: Sequence[float], ended_s: Sequence[float], *, exact: bool
+) -> Iterator[str]:
+    """Yields how requests, in the order of their arrival, had another rate, or came as answers
+    ended; of a schedule whose gaps are not known, nothing. `exact`: it is when they were due, not
+    when they were sent. `ended_s`: of the answers, as far as they are known."""
     gaps = [later - earlier for earlier, later in pairwise(arrived_s)]
     rate, total, count = load.rate_per_s, sum(gaps), len(gaps)
+    if load.arrivals is Arrivals.POISSON and total > 0:
+        came, likely = _came_as_answers_ended(arrived_s, ended_s, total / count, exact=exact)
+        if came > likely and _log_chance(likely, came) < math.log(thresholds.UNLIKELY):
+            text = f"{came} requests came as answers ended, by chance {likely:.3g} would"
+            yield f"arrivals is {load.arrivals}, {text}"
     if rate is None or not gaps:
         return
     wrong = False
@@ -176,6 +186,28 @@ def rate_contradictions(load: Load, arrived_s: Sequence[float], *, exact: bool) 
         wrong = _log_chance(shape * total * rate / count, shape) < math.log(thresholds.UNLIKELY)
     if wrong:
         yield f"rate_per_s is {rate:g}: {count + 1} requests came within {total:.6g} s"
+
+
+def _came_as_answers_ended(
+    arrived_s: Sequence[float], ended_s: Sequence[float], gap_s: float, *, exact: bool
+) -> tuple[int, float]:
+    """Counts the requests that came within `FOLLOWED` of the mean gap after the end of an answer,
+    each after another one, and returns how many of a Poisson process would.
+
+    Such a process does not know when answers end (PASTA): in a time that is chosen by what was
+    before it, requests come at its rate. The time here is that in which one would be counted. A
+    constant or traced schedule may be in step with its answers.
+    """
+    noted_s = thresholds.RECORDED_S if exact else thresholds.CLIENT_LATE_S
+    waits, came, place = list[Interval](), 0, 0
+    for end_s in sorted(ended_s):
+        if (place := bisect_left(arrived_s, end_s, place)) == len(arrived_s):
+            break
+        until_s = min(arrived_s[place], end_s + thresholds.FOLLOWED * gap_s)
+        waits.append(Interval(end_s - noted_s, until_s))  # one before it may be noted after it
+        followed = until_s == arrived_s[place]
+        came, place = came + followed, place + followed
+    return came, sum(piece.length for piece in pieces(waits) if piece.intervals) / gap_s
 
 
 def _log_chance(total: float, shape: float) -> float:

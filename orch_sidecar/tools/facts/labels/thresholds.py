@@ -108,6 +108,14 @@ CLIENT_LATE_S: Final = Threshold(
 CLIENT_LATE_SHARE: Final = Threshold(
     0.01, "of the window", "but a client that sends everything at once may take this long"
 )
+RECORDED_S: Final = Threshold(
+    2e-6, "s", "two times of a client are this exact together: each is rounded to a microsecond"
+)
+FOLLOWED: Final = Threshold(
+    0.25, "of the mean gap",
+    "a request of a Poisson process that comes this soon after an answer's end does so by chance, "
+    "which is the same at any time; a closed loop's come then",
+)  # fmt: skip
 UNLIKELY: Final = Threshold(
     1e-9, "chance", "arrivals that are rarer than this in an honest run are not believed"
 )

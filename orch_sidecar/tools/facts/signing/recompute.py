@@ -19,7 +19,7 @@ from orch_sidecar.tools.facts.labels import thresholds
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
-from orch_sidecar.tools.facts.labels.load import Load, loop_contradictions, rate_contradictions
+from orch_sidecar.tools.facts.labels.load import Load, loop_contradictions, schedule_contradictions
 from orch_sidecar.tools.facts.labels.measured import (
     Model,
     engine_between,
@@ -34,9 +34,7 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals, Loop
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import row_fields
 
-# A recorded time is rounded to a microsecond, a note to six digits after a rounding to three or
-# four decimals.
-_TIME_S: Final = 2e-6
+# A note has six digits after a rounding to three or four decimals.
 _DIGITS: Final = 1e-5
 _DECIMALS: Final = {
     **{"_ms": 0.003, names.BATCH_MEAN: 0.001, "_ratio": 0.001, "window_s": 0.001},
@@ -109,7 +107,7 @@ def _rounded(name: str, stated: str, value: str, window_s: float) -> bool:
     decimals = next((least for end, least in _DECIMALS.items() if name.endswith(end)), None)
     if decimals is None or _ABSENT in (stated, value):
         return False
-    slack = decimals + (_DIGITS + _TIME_S / window_s) * float(value)
+    slack = decimals + (_DIGITS + thresholds.RECORDED_S / window_s) * float(value)
     return abs(float(stated) - float(value)) <= slack
 
 
@@ -282,4 +280,6 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     if late_s > most_s + thresholds.ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
     due_s = sorted(each.due_s or 0.0 for each in scheduled)
-    yield from rate_contradictions(load, due_s, exact=True)
+    ended_s = [call.ended_s for call in run.calls if call.ended_s is not None]
+    # The load generator that is not ours states when it has issued a request.
+    yield from schedule_contradictions(load, due_s, ended_s, exact=load.loadgen is None)

@@ -152,6 +152,17 @@ def compressed(given: Files) -> None:
     given.file |= {name: [value / 10 for value in given.file[name]] for name in TIMES}
 
 
+def in_a_loop(given: Files) -> None:
+    """Two clients, each of which sends its next request when its answer has ended, as a Poisson
+    process of their rate, in a file of vLLM."""
+    file, starts = given.file, [0.0, 0.0]
+    for latency_s in file["latencies"][:-2]:
+        starts.append(starts[-2] + latency_s + 0.001)
+    rate_per_s = (len(starts) - 1) / (max(starts) - min(starts))
+    queue_times = [0.0] * len(starts)
+    file |= {"start_times": starts, "queue_times": queue_times, "request_rate": rate_per_s}
+
+
 CONDITIONS: Final = {
     "speculative": "none",
     "quantization": "awq",
@@ -208,6 +219,7 @@ IMPORTS: Final[tuple[tuple[str, str, Change, str], ...]] = (
      "at_once is 4, 5 requests were in flight"),
     ("more clients", CLOUD, changed(request_rate="inf", max_concurrency=64),
      "at_once is 64, at most 5 requests were in flight"),
+    ("a closed loop as a Poisson process", CLOUD, in_a_loop, "requests came as answers ended"),
     # Beyond the ways that are known to have been tried:
     ("every request a tenth as long", CLOUD, compressed, "the engine was busy for 13.2 s"),
     ("the file of another day", CLOUD, changed(date="20261123-213438"), "in some time zone"),
