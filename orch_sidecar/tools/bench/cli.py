@@ -27,7 +27,7 @@ from orch_sidecar.tools.bench.reports import (
     write_report,
     written,
 )
-from orch_sidecar.tools.bench.results.result import UNUSED, Result, row_of
+from orch_sidecar.tools.bench.results.result import Result, row_of
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.bench.runs.run import measure
@@ -162,7 +162,8 @@ def add_row(result: Result, facts: Path) -> None:
     """
     row, signed = row_of(result), result.evidence.signed
     if signed is not None:
-        measured = result.model_dump(mode="json", exclude=UNUSED)
+        # The signed part is in the evidence itself, and unsigned documents prove nothing.
+        measured = result.model_dump(mode="json", exclude={"evidence", "capabilities"})
         content, row = evidence_of(signed, row, measured)
         files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)
     files.append(facts, [row])

@@ -4,13 +4,9 @@ changes from one run to another.
 All by the client's times. The tokens of an answer count as evenly spread between its first and its
 last one, as the result has no time of each token; without a first one, from its arrival on.
 
-Intervals are estimated by sectioning. Requests that follow each other wait for the same queue and
-share the same batches, so they are not independent, and the intervals of independent samples would
-be too narrow. Sectioning divides the run into consecutive sections and takes how much the figure of
-each deviates from that of the whole (S. Asmussen, P. W. Glynn, Stochastic Simulation, III.5; for
-quantiles M. K. Nakayama, "Confidence intervals for quantiles using sectioning when applying
-variance-reduction techniques", 2014). A section in which a percentile has too few samples has none,
-and then there is no interval.
+Intervals are estimated by sectioning, which docs/reference/bench.md explains (S. Asmussen,
+P. W. Glynn, Stochastic Simulation, III.5; for quantiles M. K. Nakayama, "Confidence intervals for
+quantiles using sectioning when applying variance-reduction techniques", 2014).
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from statistics import fmean
 from typing import Final, TypeVar
 
@@ -28,7 +24,7 @@ from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text, percent
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.recorded import Call, met_of, waited_for
+from orch_sidecar.tools.facts.labels.recorded import answers, met_of, waited_for
 from orch_sidecar.tools.facts.tables import publication
 from orch_sidecar.tools.facts.tables.notes import PERCENTILES
 from orch_sidecar.tools.facts.tables.row import Label
@@ -60,30 +56,23 @@ def of_percentile(values: Sequence[float], p: float) -> Estimate | None:
     """Estimates a percentile of values in the order of their arrival; None without values."""
     # Below it a section has no sample beyond the percentile.
     least = max(2, math.ceil(100 / (100 - p) - 1e-9))
-    return _of_sections(values, lambda part: percentile(part, p) or 0.0, least)
+    return of_sections(values, lambda part: percentile(part, p) or 0.0, least)
 
 
-def of_share(kept: Sequence[bool]) -> Estimate | None:
-    """Estimates the share of requests that are kept, in the order of arrival; None without any."""
-    return _of_sections(kept, fmean, 2)
-
-
-def of_rate(amounts: Sequence[float], seconds: float) -> Estimate:
-    """Estimates a rate from the amounts in SECTIONS equal parts of the time."""
-    return _estimate(sum(amounts) / seconds, [SECTIONS * each / seconds for each in amounts])
-
-
-def _of_sections(
-    values: Sequence[_Value], figure: Callable[[Sequence[_Value]], float], least: int
+def of_sections(
+    values: Sequence[_Value], figure: Callable[[Sequence[_Value]], float], least: int = 2
 ) -> Estimate | None:
-    """Estimates a figure of values. `least`: the values of a section from which it follows."""
+    """Estimates a figure of values in the order of arrival; None without values.
+
+    `least`: the values of a section from which it follows.
+    """
     if len(values) < SECTIONS * least:
         return Estimate(figure(values), None) if values else None
     bounds = [len(values) * number // SECTIONS for number in range(SECTIONS + 1)]
-    return _estimate(figure(values), [figure(values[a:b]) for a, b in pairwise(bounds)])
+    return estimated(figure(values), [figure(values[a:b]) for a, b in pairwise(bounds)])
 
 
-def _estimate(whole: float, sections: Sequence[float]) -> Estimate:
+def estimated(whole: float, sections: Sequence[float]) -> Estimate:
     """Estimates a figure by its deviations in sections, which must be unlike each other enough to
     be independent."""
     mean, count = fmean(sections), len(sections)
@@ -136,17 +125,16 @@ class Times:
 
 
 _SHARE: Final = "%"  # of the requests
+_TIME: Final = "ms"
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure. `larger_is_better`: what a change means. `early`: of a percentile, MLPerf's
-    estimate, None of too few values."""
+    """A figure. `early`: of a percentile, MLPerf's estimate, None of too few values."""
 
     name: str
     unit: str
     estimate: Estimate
-    larger_is_better: bool = False
     early: float | None = None
 
     @property
@@ -181,37 +169,33 @@ class Measure:
         return percent(value) if self.is_share else number_text(value)
 
 
-def served(requests: Iterable[Call]) -> Iterator[CompletedRequest]:
-    """Yields the figures of those that were answered, and whose length is known."""
-    return (made for each in requests if (made := each.served) is not None)
-
-
 def measures_of(result: Result) -> dict[str, Measure]:
     """Returns the figures of a run by their names; none without an answer. Raises ValueError.
 
     Throughput is of all requests, all else of those that somebody waits for.
     """
-    answers = list(served(result.calls))
-    found = _rate("throughput", "tokens/s", answers, tokens(answers))
-    found += _rate("answers", "requests/s", answers, _ends(answers))
-    calls, bounds_ms = _waited_for(result), result.scenario.slo_ms
-    if bounds_ms and result.status is not Status.INVALID:  # an SLO is kept by what was measured
-        share = of_share(met_of(calls, bounds_ms))
-        if share is not None and any(call.served for call in calls):
-            found.append(Measure("within the SLO", _SHARE, share, True))
-        good = (each for each in served(calls) if each.meets(bounds_ms))
-        found += _rate("goodput", "requests/s", list(served(calls)), _ends(good))
+    found: dict[str, Measure] = {}
+
+    def add(name: str, unit: str, estimate: Estimate | None, early: float | None = None) -> None:
+        if estimate is not None:
+            found[name] = Measure(name, unit, estimate, early)
+
+    made, calls = answers(result.calls), waited_for(result.calls, result.scenario)
+    add("throughput", "tokens/s", _rate(made, tokens(made)))
+    add("answers", "requests/s", _rate(made, _ends(made)))
+    made, met = answers(calls), met_of(result.calls, result.scenario)
+    if made and result.status is not Status.INVALID:  # an SLO is kept by what was measured
+        add("within the SLO", _SHARE, of_sections(met, fmean))
+        if met:
+            add("goodput", "requests/s", _rate(made, _ends(answers(compress(calls, met)))))
     for times in times_of(result):
         for at, p in percentiles_of(len(times.values)).items():
-            estimate = of_percentile(times.values, p)
             early = publication.estimate(sorted(times.values), p)
-            if estimate is not None:
-                found.append(Measure(f"{times.name} {at}", "ms", estimate, early=early))
+            add(f"{times.name} {at}", _TIME, of_percentile(times.values, p), early)
     if result.measurement_type is not Label.OFFLINE:
-        rates = [each.output_tokens / each.latency_s for each in served(calls) if each.latency_s]
-        if (median := of_percentile(rates, 50.0)) is not None:  # what one user gets
-            found.append(Measure("per stream p50", "tokens/s", median, True))
-    return {each.name: each for each in found}
+        rates = [each.output_tokens / each.latency_s for each in made if each.latency_s]
+        add("per stream p50", "tokens/s", of_percentile(rates, 50.0))  # what one user gets
+    return found
 
 
 def percentiles_of(count: int) -> dict[str, float]:
@@ -223,9 +207,9 @@ def times_of(result: Result) -> list[Times]:
     """Returns the times of answers; none of an offline run, where all wait for all."""
     if result.measurement_type is Label.OFFLINE:
         return []
-    calls, found = _waited_for(result), []
+    calls, found = waited_for(result.calls, result.scenario), []
     for name, text in SLO_TIMES.items():
-        known = (each.times_s[name] for each in served(calls))
+        known = (each.times_s[name] for each in answers(calls))
         values = [1000 * each_s for each_s in known if each_s is not None]
         short = name if name == "latency" else name.upper()
         found.append(Times(short, text.capitalize(), values, result.scenario.slo_ms.get(name)))
@@ -234,19 +218,12 @@ def times_of(result: Result) -> list[Times]:
     return [times for times in found if times.values]
 
 
-def _waited_for(result: Result) -> Sequence[Call]:
-    return waited_for(result.calls, result.scenario.trace)
-
-
-def _rate(
-    name: str, unit: str, answers: Sequence[CompletedRequest], amounts: Iterable[Amount]
-) -> list[Measure]:
-    """Returns what came in a second of the time in which there were answers."""
-    edges = edges_of(answers, SECTIONS)
-    if not edges:
-        return []
-    estimate = of_rate(spread(amounts, edges), edges[-1] - edges[0])
-    return [Measure(name, unit, estimate, True)]
+def _rate(made: Sequence[CompletedRequest], amounts: Iterable[Amount]) -> Estimate | None:
+    """Estimates what came in a second of the time in which there were answers."""
+    if not (edges := edges_of(made, SECTIONS)):
+        return None
+    seconds, parts = edges[-1] - edges[0], spread(amounts, edges)
+    return estimated(sum(parts) / seconds, [SECTIONS * each / seconds for each in parts])
 
 
 def _ends(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
@@ -293,22 +270,19 @@ class Compared:
             return "unknown: too short"
         if interval[0] <= 0 <= interval[1]:
             return "no difference shown"
-        return "better" if (change > 0) is self.before.larger_is_better else "worse"
+        return "better" if (change < 0) is (self.before.unit == _TIME) else "worse"
 
     @property
     def change_text(self) -> str:
-        """The change with its interval."""
+        """The change with its interval; of a share in percentage points: 40 % to 50 % is not
+        25 %."""
         change, interval = self.change
-        if change is None:
-            return NONE
-        if interval is None:
-            return self._percent(change)
-        low, high = map(self._percent, interval)
-        return f"{self._percent(change)} ({low} to {high})"
-
-    def _percent(self, value: float) -> str:
-        # A share changes by percentage points: 40 % to 50 % is not 25 %.
-        return f"{100 * value:+.1f} {'points' if self.before.is_share else '%'}"
+        unit = "points" if self.before.is_share else "%"
+        text, *ends = (
+            NONE if each is None else f"{100 * each:+.1f} {unit}"
+            for each in (change, *(interval or ()))
+        )
+        return f"{text} ({' to '.join(ends)})" if ends else text
 
 
 def compared(before: Result, after: Result) -> list[Compared]:

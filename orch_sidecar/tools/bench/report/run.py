@@ -6,21 +6,20 @@ A reader knows all conditions by their names, and two runs can be compared by th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.report.measures import (
     SECTIONS,
+    Amount,
     Measure,
     Times,
     compared,
     edges_of,
     measures_of,
-    of_share,
     percentiles_of,
-    served,
     spread,
     times_of,
     tokens,
@@ -28,7 +27,6 @@ from orch_sidecar.tools.bench.report.measures import (
 from orch_sidecar.tools.bench.results.result import (
     KEPT_SHARE,
     EngineDocument,
-    LoadgenDocument,
     Result,
     Status,
 )
@@ -37,10 +35,11 @@ from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text, percent, value_text
 from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.recorded import answers
 from orch_sidecar.tools.facts.tables.row import Label
 
 _FATES: Final = ("answered", "refused", "failed", "cut")
-_MARKED: Final = ("p50", "p95", "p99")
+_MARKED: Final = (50, 95, 99)  # percentiles
 _MOST_TIMES: Final = 80
 # Times that span more than this are easier to read on a logarithmic axis.
 _WIDE: Final = 30.0
@@ -122,9 +121,16 @@ def run_report(result: Result) -> Page:
             for each in result.trials
         )
         page.table(("requests/s", "within the SLO", "met"), rows)
-    if result.loadgen is not None:
+    if (theirs := result.loadgen) is not None:
         page.section("By MLCommons' loadgen")
-        _by_loadgen(page, result.loadgen)
+        pairs = (  # of the same moments
+            (name, number_text(other), number_text(own), f"{own / other - 1:+.2%}")
+            for name, (other, own) in theirs.figures.items()
+        )
+        none = "Not compared: a request was not answered, and loadgen knows no failures."
+        page.table(("", "loadgen", "orch bench", "difference"), pairs, otherwise=none)
+        valid = "VALID" if theirs.valid else "INVALID, as the logs say why"
+        page.text(f"Its own verdict: {valid}. Its logs: {theirs.folder}")
     page.section("Requests")
     _outcomes(page, result)
     page.remark(f"Result {result.id}, schema {result.schema_version}.")
@@ -188,22 +194,9 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
             f"decode steps of the engine: batch mean {found.mean:.2f}, largest {found.largest}, "
             f"{found.steps} steps"
         )
-    if result.prefix_hit_ratio:
-        share = f"{result.prefix_hit_ratio:.1%}"
-        lines.append(f"{share} of the prompt tokens were in its prefix cache")
+    if share := result.prefix_hit_ratio:
+        lines.append(f"{share:.1%} of the prompt tokens were in its prefix cache")
     page.list(lines)
-
-
-def _by_loadgen(page: Page, found: LoadgenDocument) -> None:
-    """Appends its figures beside ours, both of the same moments."""
-    rows = (
-        (name, number_text(theirs), number_text(ours), f"{ours / theirs - 1:+.2%}")
-        for name, (theirs, ours) in found.figures.items()
-    )
-    none = "Not compared: a request was not answered, and loadgen knows no failures."
-    page.table(("", "loadgen", "orch bench", "difference"), rows, otherwise=none)
-    verdict = "VALID" if found.valid else "INVALID, as the logs say why"
-    page.text(f"Its own verdict: {verdict}. Its logs: {found.folder}")
 
 
 def _outcomes(page: Page, result: Result) -> None:
@@ -246,7 +239,7 @@ def distribution(runs: Sequence[Times]) -> Chart:
     marks = [
         Marked(f"{at} {number_text(value)}", value)
         for at, p in percentiles_of(len(values)).items()
-        if len(runs) == 1 and at in _MARKED and (value := percentile(values, p)) is not None
+        if len(runs) == 1 and p in _MARKED and (value := percentile(values, p)) is not None
     ]
     marks += [Marked(f"SLO {number_text(bound)}", bound, is_bound=True) for bound in bounds]
     about = [
@@ -259,18 +252,27 @@ def distribution(runs: Sequence[Times]) -> Chart:
 def _range_text(times: Times) -> str:
     values, bound = times.values, times.bound_ms
     text = f"{len(values)} requests, {number_text(min(values))} to {number_text(max(values))} ms."
-    kept = None if bound is None else of_share([value <= bound for value in values])
-    return text if kept is None else f"{text} {percent(kept.value)} of them within the SLO."
+    kept = None if bound is None else fmean(value <= bound for value in values)
+    return text if kept is None else f"{text} {percent(kept)} of them within the SLO."
 
 
 def over_time(result: Result) -> Iterator[Chart]:
     """Yields tokens per second, then batch and queue, over the time of the run, if it has any."""
-    answers = list(served(result.calls))
-    edges = edges_of(answers, min(_MOST_TIMES, max(10, len(answers) // _LEAST_IN_BIN)))
+    made = answers(result.calls)
+    edges = edges_of(made, min(_MOST_TIMES, max(10, len(made) // _LEAST_IN_BIN)))
     if not edges:
         return
     width_s = edges[1] - edges[0]
-    rates = [amount / width_s for amount in spread(tokens(answers), edges)]
+
+    def means(amounts: Iterable[Amount]) -> list[float]:
+        return [amount / width_s for amount in spread(amounts, edges)]
+
+    def opened(name: str, intervals: Sequence[Interval], line: str) -> Series:
+        middles = [(start + end) / 2 for start, end in pairwise(edges)]
+        seconds = means((each, each.end - each.start) for each in intervals)
+        return Series(name, middles, seconds, line, marker="", color=int(line != "-"))
+
+    rates = means(tokens(made))
     mean = fmean(rates)
     time = Axis("seconds since the start of the run", low=edges[0], high=edges[-1])
     yield Chart(
@@ -288,26 +290,16 @@ def over_time(result: Result) -> Iterator[Chart]:
         if each.sent_s is not None and each.queue_ms is not None
     ]
     slots = result.engine.slots_total
+    running = [each.generation for each in made]
     yield Chart(
         "Batch and queue",
         "Answers between their first and last token, by the client's times. Waiting: for a slot, "
         f"as the sidecar reported of {len(waits)} requests.",
         time,
         Axis("requests, mean of each part"),
-        [
-            _open("answers in generation", [each.generation for each in answers], edges, "-"),
-            _open("requests that wait", waits, edges, "--"),
-        ],
+        [opened("answers in generation", running, "-"), opened("requests that wait", waits, "--")],
         [Marked(f"{slots} slots", float(slots), horizontal=True)] if slots else [],
     )
-
-
-def _open(name: str, intervals: Sequence[Interval], edges: Sequence[float], line: str) -> Series:
-    """Returns how many intervals are open in each part, in the mean."""
-    seconds = spread([(each, each.end - each.start) for each in intervals], edges)
-    middles = [(start + end) / 2 for start, end in pairwise(edges)]
-    means = [each / (edges[1] - edges[0]) for each in seconds]
-    return Series(name, middles, means, line, marker="", color=int(line != "-"))
 
 
 def steps_by_batch(result: Result) -> Iterator[Chart]:
@@ -320,9 +312,6 @@ def steps_by_batch(result: Result) -> Iterator[Chart]:
     about = f"{found.steps} steps that the engine counted; {mean} sequences in the mean."
     marked = Marked(f"mean {mean}", found.mean)
     yield bars_by_batch("Decode steps by batch", about, "% of the steps", shares, marked)
-
-
-_COMPARED: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
 
 
 def differing(before: Result, after: Result) -> Iterator[tuple[str, str, str]]:
@@ -351,7 +340,8 @@ def compare_report(before: Result, after: Result) -> Page:
         for each in compared(before, after)
     ]  # fmt: skip
     none = "There is no figure that both have."
-    page.table(_COMPARED, rows, kinds={"better": "good", "worse": "bad"}, otherwise=none)
+    head = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
+    page.table(head, rows, kinds={"better": "good", "worse": "bad"}, otherwise=none)
     page.remark(INTERVALS_TEXT)
     page.remark(
         "A change is shown only where its interval does not contain 0. Two runs of the same system "

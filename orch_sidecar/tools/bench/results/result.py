@@ -62,7 +62,7 @@ class EngineDocument(Document):
     configured, by the names of the notes. `given`: what the user gave instead of the engine.
     """
 
-    engine: str | None
+    engine: str | None = None
     model: str
     model_id: str
     model_name: str
@@ -70,9 +70,9 @@ class EngineDocument(Document):
     pool: str | None = None
     profile: str | None = None
     slots_total: int | None = None
-    precision: str | None
-    gpu: str | None
-    gpu_count: int | None
+    precision: str | None = None
+    gpu: str | None = None
+    gpu_count: int | None = None
     conditions: dict[str, str | int | float] | None = None
     epoch: str | None = None
     given: list[str]
@@ -190,14 +190,10 @@ class Result(Document):
         return self.status not in (Status.INVALID, Status.INCOMPLETE)
 
 
-# A row requires these.
+# A row requires these of an engine: names of columns and, with dashes, of options.
 _NEEDED: Final = tuple(each.name for each in fields(Engine))
-# An engine's own report beside them.
-_REPORTED: Final = ("weights", "pool", "profile", "slots_total", "conditions", "epoch")
-
-
-# The values that a user may give of an engine that does not report them, by the names of options
-# and columns: `engine` is name and version, `model_id` of a model that is served by another name.
+# What a user may give of an engine that does not report it: `engine` is name and version,
+# `model_id` of a model that is served by another name.
 GIVEN: Final = (*_NEEDED, "model_id", "model_name")
 Given = Mapping[str, Any]
 
@@ -207,31 +203,28 @@ def identity(model: str, snapshot: Snapshot | None, given: Given) -> EngineDocum
 
     `snapshot`: the engine's report, None without one. It has precedence over given values.
     """
-    model_id = given.get("model_id", model)
-    model_name = given.get("model_name", last_part(model_id))
-    found: dict[str, Any] = {name: given.get(name) for name in _NEEDED}
-    names = list(given)
+    stated: dict[str, Any] = {"model_id": model, **given}
+    stated = {"model_name": last_part(stated["model_id"]), "given": [*given], **stated}
     if snapshot is not None:
-        found = asdict(engine_of(snapshot))
-        found |= {name: getattr(snapshot, name) for name in _REPORTED}
-        own = name_model(model_id, model_name, snapshot.models, [snapshot.weights]).given
-        names = [name for name in given if name in own]
+        stated |= asdict(engine_of(snapshot))
+        for name in ("weights", "pool", "profile", "slots_total", "conditions", "epoch"):
+            stated[name] = getattr(snapshot, name)
+        names = stated["model_id"], stated["model_name"]
+        own = name_model(*names, snapshot.models, [snapshot.weights]).given
+        stated["given"] = [name for name in given if name in own]
     elif "engine" in given:
         name, _, version = given["engine"].partition(" ")
-        found["engine"] = format_engine(name, version or None)
-    return EngineDocument(
-        model=model, model_id=model_id, model_name=model_name, given=names, **found
-    )
+        stated["engine"] = format_engine(name, version or None)
+    return EngineDocument(model=model, **stated)
 
 
 def contradictions(snapshot: Snapshot, given: Given) -> list[str]:
     """Returns the given values that the engine's report contradicts, as sentences with both."""
     wrong = [
-        f"--{name.replace('_', '-')} {value!r} contradicts the engine, which reports {report!r}: "
-        "omit the option"
+        f"--{name.replace('_', '-')} {given[name]!r} contradicts the engine, which reports "
+        f"{report!r}: omit the option"
         for name, report in asdict(engine_of(snapshot)).items()
-        if (value := given.get(name)) is not None
-        and str(value).casefold() != str(report).casefold()
+        if name in given and str(given[name]).casefold() != str(report).casefold()
     ]
     if "model_id" in given:
         model = name_model(given["model_id"], None, snapshot.models, [snapshot.weights])
@@ -242,20 +235,13 @@ def contradictions(snapshot: Snapshot, given: Given) -> list[str]:
 
 def missing_identity(engine: EngineDocument) -> list[str]:
     """Returns what a row requires and is unknown, as sentences; empty if nothing is missing."""
-    unknown = [name for name in _NEEDED if getattr(engine, name) is None]
     missing = []
-    if unknown:
+    if unknown := [name for name in _NEEDED if getattr(engine, name) is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
         missing.append(f"the endpoint does not report its hardware and engine: give {flags}")
-    # A path means nothing on another machine.
     if is_path(engine.model_id):
         missing.append(f"the model {engine.model_id!r} is a path: give --model-id")
     return missing
-
-
-# The parts of a result that a row is not made of. What the engine signed is in the evidence itself,
-# and its unsigned documents prove nothing.
-UNUSED: Final = {"evidence", "capabilities"}
 
 
 def row_of(result: Result) -> Row:
@@ -263,21 +249,20 @@ def row_of(result: Result) -> Row:
 
     An invalid, incomplete or unbatched result makes none: raises ValueError with the reasons.
     """
-    engine, figures = result.engine, result.figures
-    if not result.is_sound or result.status is Status.UNBATCHED or figures is None:
+    engine = result.engine
+    if not result.is_sound or result.status is Status.UNBATCHED:
         raise ValueError(f"the result is {result.status}: {'; '.join(result.reasons)}")
     missing = missing_identity(engine)
     if any(call.served and call.input_tokens is None for call in result.calls):
         missing.append("the number of prompt tokens is unknown: the responses do not report it")
     if missing:
         raise ValueError("; ".join(missing))
-    recorded = RecordedRun.model_validate(result.model_dump(mode="json", exclude=UNUSED))
     ratio = {PREFIX_HIT_RATIO: result.prefix_hit_ratio}
     known = KnownEngine(
-        Engine(str(engine.engine), str(engine.precision), str(engine.gpu), engine.gpu_count or 0),
+        Engine(**{name: getattr(engine, name) for name in _NEEDED}),
         None if result.status is Status.UNVERIFIED else result.batches,
         {"profile": engine.profile, **(engine.conditions or {}), **ratio},
     )
     model = Model(engine.model_id, engine.model_name, engine.given)
-    label, tag = result.measurement_type, f"orch-bench:{result.id}"
-    return measured.row_of(recorded.run, label, known, model, tag)
+    run = RecordedRun.model_validate(result, from_attributes=True).run
+    return measured.row_of(run, result.measurement_type, known, model, f"orch-bench:{result.id}")

@@ -6,9 +6,10 @@ The label is judged by what the engine did (`facts.labels.judge`), not by the re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from statistics import fmean
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, Fate
@@ -28,7 +29,7 @@ from orch_sidecar.tools.facts.labels.figures import Totals, figures, spread
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.recorded import Call as RecordedCall
-from orch_sidecar.tools.facts.labels.recorded import met_of, seen_by_client, waited_for
+from orch_sidecar.tools.facts.labels.recorded import answers, met_of, seen_by_client, waited_for
 from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LATE_SHARE
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfalls
@@ -39,30 +40,6 @@ _CPU_SHARE: Final = 0.9
 
 _MOST_REASONS: Final = 20
 _NOT_STATED: Final = EvidenceDocument(missing="interrupted before the engine's statement")
-
-
-def counts_of(calls: Sequence[Call]) -> Counts:
-    """Counts the outcomes, and the most frequent reasons of unanswered requests."""
-    fates = Counter(call.fate for call in calls)
-    reasons = Counter(call.why for call in calls if call.why)
-    return Counts(
-        sent=sum(call.sent_s is not None for call in calls),
-        answered=fates[Fate.ANSWERED],
-        refused=fates[Fate.REFUSED],
-        failed=fates[Fate.FAILED],
-        cut=fates[Fate.CUT],
-        reasons=dict(reasons.most_common(_MOST_REASONS)),
-        of_other_length=sum(not call.length_as_requested for call in calls),
-        counted_by_events=sum(call.counted_by_events for call in calls),
-    )
-
-
-def goodput_of(calls: Sequence[RecordedCall], slo_ms: Mapping[str, float]) -> Goodput | None:
-    """Returns the goodput; None without a bound, or without an answer."""
-    if not slo_ms or not any(call.served for call in calls):
-        return None
-    kept = sum(met_of(calls, slo_ms))
-    return Goodput(requests=kept, share=round(kept / len(calls), 4))
 
 
 def _client_of(run: RunRecord, window_s: float) -> ClientDocument:
@@ -137,14 +114,17 @@ class RunRecord:
 def result_of(run: RunRecord) -> Result:
     """Returns the result with its verdict."""
     plan, scenario, calls = run.plan, run.plan.scenario, run.calls
-    served = [made for call in calls if (made := call.served) is not None]
+    served = answers(calls)
     totals = figures(served) if served else None
-    status, reasons, missing = _verdict(run, totals)
+    missing = [] if totals is None else _shortfalls(scenario, totals)
+    status, reasons = _verdict(run, totals, missing)
     batches = hit_ratio = None
     if run.states is not None:
         found = run.states.batches
         batches = replace(found, mean=round(found.mean, 6), shared=round(found.shared, 6))
         hit_ratio = round(run.states.prefix_hit_ratio, 6)
+    fates = Counter(call.fate for call in calls)
+    met = met_of(calls, scenario) if answers(waited_for(calls, scenario)) else []
     return Result(
         id=run.id,
         run=run.digest,
@@ -157,10 +137,21 @@ def result_of(run: RunRecord) -> Result:
         scenario=scenario,
         engine=identity(plan.model, run.before.snapshot if run.before else None, plan.given),
         client=_client_of(run, 0.0 if totals is None else totals.window_s),
-        counts=counts_of(calls),
+        counts=Counts(
+            sent=sum(call.sent_s is not None for call in calls),
+            answered=fates[Fate.ANSWERED],
+            refused=fates[Fate.REFUSED],
+            failed=fates[Fate.FAILED],
+            cut=fates[Fate.CUT],
+            reasons=dict(
+                Counter(call.why for call in calls if call.why).most_common(_MOST_REASONS)
+            ),
+            of_other_length=sum(not call.length_as_requested for call in calls),
+            counted_by_events=sum(call.counted_by_events for call in calls),
+        ),
         tokens_per_s=None if totals is None else totals.tokens_per_s,
         figures=totals,
-        goodput=goodput_of(waited_for(calls, scenario.trace), scenario.slo_ms),
+        goodput=Goodput(requests=sum(met), share=round(fmean(met), 4)) if met else None,
         gaps_s=spread([gap_s for call in calls if call.served for gap_s in call.gaps_s]),
         batches=batches,
         prefix_hit_ratio=hit_ratio,
@@ -171,44 +162,41 @@ def result_of(run: RunRecord) -> Result:
     )
 
 
-def _verdict(run: RunRecord, figures: Totals | None) -> tuple[Status, list[str], list[str]]:
-    """Returns the status, its reasons, and what the run lacks to be published."""
-    reasons = _objections(run, figures)
-    if run.disturbed:
-        reasons.insert(0, run.disturbed)
-    missing = []
-    if figures is None:
-        reasons.append("no request was answered completely")
-    else:
-        missing = shortfalls(run.plan.scenario.label, figures.requests, figures.window_s)
-        missing += _too_short(run.plan.scenario, figures.window_s)
+def _verdict(
+    run: RunRecord, totals: Totals | None, missing: Sequence[str]
+) -> tuple[Status, list[str]]:
+    """Returns the status and its reasons. `missing`: what the run lacks to be published."""
+    reasons = list(_objections(run, totals))
     if run.stopped:
-        return Status.INCOMPLETE, ["the user interrupted the run", *reasons], missing
+        return Status.INCOMPLETE, ["the user interrupted the run", *reasons]
     if reasons:
-        return Status.INVALID, reasons, missing
+        return Status.INVALID, reasons
     if run.before is None:
         silent = "the endpoint has no /v1/capabilities: how its engine batched is unknown"
-        return Status.UNVERIFIED, [silent], missing
-    return Status.PRELIMINARY if missing else Status.VALID, [], missing
+        return Status.UNVERIFIED, [silent]
+    return Status.PRELIMINARY if missing else Status.VALID, []
 
 
-def _objections(run: RunRecord, figures: Totals | None) -> list[str]:
-    if run.states is None:
-        unknown = f"the engine's work is unknown: {run.unread_reason}"
-        return [] if run.before is None else [unknown]
-    reasons = []
-    if run.after is not None and not run.after.idle:
-        reasons.append("the engine was not idle after the run: it also served other requests")
+def _objections(run: RunRecord, totals: Totals | None) -> Iterator[str]:
+    """Yields why the figures do not hold."""
     scenario, calls = run.plan.scenario, run.calls
-    # An event may have several tokens.
-    counted = not any(call.counted_by_events for call in calls)
-    seen = seen_by_client(scenario.label, scenario, calls, run.states, counted=counted)
-    for each in judge(seen):
-        if each.reason not in _TOO_SPARSE:
-            reasons.append(each.detail)
-        elif not run.plan.trial:
-            reasons.append(each.detail + _denser(scenario, figures))
-    return reasons
+    if run.disturbed:
+        yield run.disturbed
+    if run.states is None and run.before is not None:
+        yield f"the engine's work is unknown: {run.unread_reason}"
+    if run.after is not None and not run.after.idle:
+        yield "the engine was not idle after the run: it also served other requests"
+    if run.states is not None:
+        # An event may have several tokens.
+        counted = not any(call.counted_by_events for call in calls)
+        seen = seen_by_client(scenario.label, scenario, calls, run.states, counted=counted)
+        for each in judge(seen):
+            if each.reason not in _TOO_SPARSE:
+                yield each.detail
+            elif not run.plan.trial:
+                yield each.detail + _denser(scenario, totals)
+    if totals is None:
+        yield "no request was answered completely"
 
 
 def _denser(scenario: Scenario, figures: Totals | None) -> str:
@@ -226,9 +214,11 @@ def _denser(scenario: Scenario, figures: Totals | None) -> str:
     )
 
 
-def _too_short(scenario: Scenario, window_s: float) -> list[str]:
-    """Returns the shortfall of an offline run, whose length depends on its requests."""
-    least_s = scenario.least_seconds
-    if scenario.arrivals is not Arrivals.AT_ONCE or not window_s < least_s < MIN_DURATION_S:
-        return []
-    return [f"{window_s:.1f} s instead of the requested {least_s:g} s: raise --requests"]
+def _shortfalls(scenario: Scenario, totals: Totals) -> list[str]:
+    """Returns what a run lacks to be published. The length of an offline one depends on its
+    requests."""
+    window_s, least_s = totals.window_s, scenario.least_seconds
+    missing = shortfalls(scenario.label, totals.requests, window_s)
+    if scenario.arrivals is Arrivals.AT_ONCE and window_s < least_s < MIN_DURATION_S:
+        missing.append(f"{window_s:.1f} s instead of the requested {least_s:g} s: raise --requests")
+    return missing

@@ -7,9 +7,10 @@ read here: results of earlier releases have other fields, and those of later one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from http import HTTPStatus
+from statistics import fmean
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
@@ -18,7 +19,7 @@ from pydantic_core import ArgsKwargs
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.load import Load, TraceDocument
+from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import Observation, States, observed
 from orch_sidecar.tools.facts.tables import notes as names
@@ -89,16 +90,23 @@ Calls = list[
 ]
 
 
-def waited_for(calls: Sequence[Call], trace: TraceDocument | None) -> Sequence[Call]:
+def answers(calls: Iterable[Call]) -> list[CompletedRequest]:
+    """Returns those that were answered, and whose length is known."""
+    return [made for call in calls if (made := call.served) is not None]
+
+
+def waited_for(calls: Sequence[Call], load: Load) -> Sequence[Call]:
     """Returns the calls that latencies and goodput are of: where bulk work ran, the others."""
-    if trace is None or not trace.has_bulk:
+    if load.trace is None or not load.trace.has_bulk:
         return calls
     return [call for call in calls if call.service_class == INTERACTIVE]
 
 
-def met_of(calls: Iterable[Call], slo_ms: Mapping[str, float]) -> list[bool]:
-    """Returns whether each met the bounds of an SLO; one that was not answered did not."""
-    return [(made := call.served) is not None and made.meets(slo_ms) for call in calls]
+def met_of(calls: Sequence[Call], load: Load) -> list[bool]:
+    """Returns whether each that is waited for met the SLO, none without one; what was not answered
+    did not."""
+    sent = waited_for(calls, load) if load.slo_ms else ()
+    return [(made := call.served) is not None and made.meets(load.slo_ms) for call in sent]
 
 
 def seen_by_client(
@@ -138,12 +146,9 @@ class RecordedRun(BaseModel):
     @property
     def run(self) -> Run:
         """What its row states of it. Raises ValueError for a run without figures."""
-        of_class, bounds_ms = waited_for(self.calls, self.load.trace), self.load.slo_ms
-        served, some = (
-            [made for call in calls if (made := call.served) is not None]
-            for calls in (self.calls, of_class)
-        )
-        fates, met = Counter(call.fate for call in self.calls), met_of(of_class, bounds_ms)
+        of_class, met = waited_for(self.calls, self.load), met_of(self.calls, self.load)
+        served, some = answers(self.calls), answers(of_class)
+        fates = Counter(call.fate for call in self.calls)
         return Run(
             model=self.model,
             totals=figures(served),
@@ -155,9 +160,9 @@ class RecordedRun(BaseModel):
             failed=fates["failed"],
             outcomes={
                 "refused": fates["refused"] or None,
-                **{f"slo_{name}_ms": bound for name, bound in bounds_ms.items()},
+                **{f"slo_{name}_ms": bound for name, bound in self.load.slo_ms.items()},
                 names.LATENCY_OF: None if of_class is self.calls else INTERACTIVE.value,
-                names.GOODPUT_SHARE: round(sum(met) / len(met), 4) if met and bounds_ms else None,
+                names.GOODPUT_SHARE: round(fmean(met), 4) if met else None,
             },
             doubts={
                 names.CLIENT_BOTTLENECK: "yes" if self.bottleneck else None,

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 
 from orch_sidecar.tools.bench.report.measures import (
     Estimate,
     edges_of,
+    estimated,
     measures_of,
     of_percentile,
-    of_rate,
-    of_share,
-    served,
+    of_sections,
     spread,
     tokens,
 )
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.recorded import answers
 from tests.orch_sidecar.tools.bench.report.sample_reports import of_two_classes, online
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
@@ -75,25 +75,16 @@ def test_percentile_without_enough_values_in_a_section_has_no_interval(
     assert few.margin is None
 
 
-def test_nothing_has_no_estimate() -> None:
-    assert of_percentile([], 50) is None
-    assert of_share([]) is None
-
-
-def test_constant_values_have_no_width() -> None:
-    found = of_percentile([3.0] * 100, 50)
-    assert found == Estimate(3.0, 0.0)
-
-
-def test_share_and_rate() -> None:
-    share = of_share([True, True, True, False] * 10)
+def test_figure_of_values_or_of_sections() -> None:
+    assert of_percentile([], 50) is of_sections([], fmean) is None
+    assert of_percentile([3.0] * 100, 50) == Estimate(3.0, 0.0), "constant"
+    assert of_sections([True] * 19, fmean) == Estimate(1.0, None), "too few"
+    share = of_sections([True, True, True, False] * 10, fmean)
     assert share is not None
     assert share.value == 0.75
     assert share.margin is not None
-    assert of_share([True] * 19) == Estimate(1.0, None)
-    rate = of_rate([10.0, 20.0] * 5, seconds=5.0)
-    assert rate.value == 30.0
-    # Ten sections of 20/s or 40/s: each deviates by 10/s.
+    # Ten sections, each of which deviates by 10.
+    rate = estimated(30.0, [20.0, 40.0] * 5)
     assert rate.margin == pytest.approx(2.262157 * (10 * 100 / 90) ** 0.5)
 
 
@@ -122,7 +113,7 @@ def test_figures_equal_those_of_the_result() -> None:
 def test_figures_beside_bulk_work_are_those_of_interactive_requests() -> None:
     found = of_two_classes()
     figures, calls = values(found), found.calls
-    ttft = [each.ttft_s for each in served(calls[1::3] + calls[2::3]) if each.ttft_s is not None]
+    ttft = [each.ttft_s for each in answers(calls[1::3] + calls[2::3]) if each.ttft_s is not None]
     assert figures["TTFT p50"] == pytest.approx(1000 * median(ttft))
     assert figures["throughput"] == pytest.approx(found.tokens_per_s), "of all"
 
@@ -147,7 +138,7 @@ def test_amounts_are_spread_over_their_time_and_none_is_lost() -> None:
 
 def test_window_is_from_the_first_arrival_to_the_last_end() -> None:
     found = result([answered(0.5), answered(2.0, first_s=0.1)])
-    edges = edges_of(list(served(found.calls)), 10)
+    edges = edges_of(answers(found.calls), 10)
     assert (len(edges), edges[0], edges[-1]) == pytest.approx((11, 0.5, 2.2))
     assert found.figures is not None
     assert edges[-1] - edges[0] == pytest.approx(found.figures.window_s)
@@ -156,5 +147,5 @@ def test_window_is_from_the_first_arrival_to_the_last_end() -> None:
 
 def test_tokens_come_from_the_first_to_the_last_and_none_without_an_answer() -> None:
     requests = result([refused(0.0), answered(1.0, queue_ms=50.0)]).calls
-    [(time, count)] = tokens(served(requests))
+    [(time, count)] = tokens(answers(requests))
     assert (time.start, time.end, count) == pytest.approx((1.1, 1.2, 11.0))

@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from orch_sidecar.tools.bench.report.measures import served
 from orch_sidecar.tools.bench.report.run import over_time, run_report
 from orch_sidecar.tools.bench.results.result import Status, Trial
 from orch_sidecar.tools.bench.results.summary import result_of
+from orch_sidecar.tools.facts.labels.recorded import answers
 from tests.orch_sidecar.tools.bench.report.sample_reports import (
     HOSTILE,
     hostile,
@@ -75,7 +75,7 @@ def test_batch_over_time_adds_up_to_the_time_of_generation() -> None:
     _, batch = over_time(result)
     generating, waiting = batch.series
     width_s = generating.xs[1] - generating.xs[0]
-    expected = [each.generation for each in served(result.calls)]
+    expected = [each.generation for each in answers(result.calls)]
     seconds = sum(each.end - each.start for each in expected)
     assert sum(generating.ys) * width_s == pytest.approx(seconds)
     waited_ms = [each.queue_ms for each in result.calls if each.queue_ms is not None]

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from orch_sidecar.tools.bench.load.call import Call, Fate
 from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result, Status
 from orch_sidecar.tools.bench.results.summary import (
-    counts_of,
     result_of,
 )
 from tests.orch_sidecar.tools.bench.sample_results import (
@@ -75,14 +74,14 @@ def test_requests_are_counted_by_their_fate_and_the_reasons_by_how_often() -> No
         answered(0.0, length_as_requested=False),
         answered(0.0, counted_by_events=True),
     ]
-    found = counts_of(calls)
+    found = result(calls).counts
     assert (found.sent, found.answered, found.refused, found.cut) == (16, 12, 3, 2)
     assert found.reasons == {"queue_full": 2, "too_late": 1}
     assert (found.of_other_length, found.counted_by_events) == (1, 1)
 
 
 def test_only_the_most_frequent_reasons_are_kept() -> None:
-    found = counts_of([refused(0.0, f"reason {number}") for number in range(100)])
+    found = result([refused(0.0, f"reason {number}") for number in range(100)]).counts
     assert len(found.reasons) == 20
 
 
