@@ -79,7 +79,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
 
     async def names() -> tuple[str, ...]:
         """As `orch bench` reads them, and refuses to measure any other."""
-        found = await read_capabilities(Endpoint.of(url, None, {}, "b"))
+        found = await read_capabilities(Endpoint.of(url, pool="b"))
         assert found is not None
         return found.snapshot.models
 
@@ -96,7 +96,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
         await all_ready(http, url)
         assert await names() == ("tiny", "alias")
         assert (await status("alias"), await status("sql")) == (200, 404)
-        listed = await fetch_json(Endpoint.of(url, None, {}), "/v1/models")
+        listed = await fetch_json(Endpoint.of(url), "/v1/models")
         assert listed is not None
         assert [each["id"] for each in listed["data"]] == ["tiny", "alias"]
         await call("/v1/load_lora_adapter", lora_name="sql", lora_path=str(adapter))

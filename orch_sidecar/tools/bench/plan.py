@@ -28,8 +28,8 @@ from orch_sidecar.tools.arguments import (
     slo_of,
 )
 from orch_sidecar.tools.bench.load import prompts
-from orch_sidecar.tools.bench.load.capabilities import served_model, token_ids
-from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint, api_key
+from orch_sidecar.tools.bench.load.capabilities import served_model, vocabulary
+from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.bench.load.scenario import Plan, Scenario, replaying
 from orch_sidecar.tools.bench.results.result import GIVEN
@@ -224,11 +224,11 @@ _OUTPUT_TOKENS: Final = 128
 
 async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
     """Returns the plan. Raises EndpointError, OSError and ValueError."""
-    endpoint = Endpoint.of(options.url, api_key(), dict(options.header), options.pool)
+    endpoint = Endpoint.of(options.url, dict(options.header), options.pool)
     model = options.model or await served_model(endpoint)
     trace, ids = scenario.trace, tuple[int, ...]()
     if options.prompts is None or trace is not None:
-        ids = prompts.vocabulary(await token_ids(endpoint, model, prompts.PAIRS))
+        ids = await vocabulary(endpoint, model)
     made: Callable[[int], Iterator[Prompt]]
     if options.prompts is not None:
         read = prompts.from_file(options.prompts, options.output_tokens, options.seed)

@@ -25,7 +25,7 @@ from orch_sidecar.tools.arguments import (
     slo_of,
 )
 from orch_sidecar.tools.bench.load.capabilities import engine_at
-from orch_sidecar.tools.bench.load.endpoint import Endpoint, api_key
+from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded
@@ -172,7 +172,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _model(options: argparse.Namespace, tokens: int) -> EngineModel:
     if options.fact is None:
-        endpoint = Endpoint.of(options.url, api_key(), {}, options.pool)
+        endpoint = Endpoint.of(options.url, pool=options.pool)
         return of_capabilities(asyncio.run(engine_at(endpoint)).entry, tokens)
     rows = (each.row for each in valid_rows(files.read(options.fact)))
     return of_facts(rows, options.prefill_rate, options.model_id, options.gpu)

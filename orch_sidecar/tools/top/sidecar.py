@@ -12,7 +12,7 @@ from urllib.parse import quote
 import aiohttp
 
 from orch_sidecar.tools.bench.load.call import shown
-from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint, EndpointError, api_key
+from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint, EndpointError
 from orch_sidecar.wire.event_stream import EventStream
 
 _LIVE: Final = "/v1/live"
@@ -49,7 +49,7 @@ async def sidecar_at(url: str) -> AsyncIterator[Sidecar]:
     Raises NoSidecar for a URL that is none, or a key that no header can hold.
     """
     try:
-        endpoint = Endpoint.of(url, api_key(), {})
+        endpoint = Endpoint.of(url)
     except EndpointError as error:
         raise NoSidecar(str(error)) from error
     timeout = aiohttp.ClientTimeout(connect=_CONNECT_S, sock_read=_SILENT_S)

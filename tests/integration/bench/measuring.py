@@ -24,7 +24,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = 20, 6
 def plan(url: str, scenario: Scenario, *, pool: str | None = None, **more: Any) -> Plan:
     """Synthetic prompts of 20 tokens, answers of 6."""
     values: dict[str, Any] = {
-        "endpoint": Endpoint.of(url, None, {}, pool),
+        "endpoint": Endpoint.of(url, pool=pool),
         "model": "tiny",
         "scenario": scenario,
         "prompts": lambda seed: synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, seed),

@@ -231,7 +231,7 @@ async def test_our_refusals_do_not_hide_the_requests_of_others(
 ) -> None:
     """While the others are served this client is turned away, more often than they are let in."""
     monkeypatch.setattr("orch_sidecar.tools.bench.load.driver.RETRY_DELAY_S", 0.01)
-    unqueued = Endpoint.of(url_of(home), None, {"X-Orch-Do-Not-Queue": "true"})
+    unqueued = Endpoint.of(url_of(home), {"X-Orch-Do-Not-Queue": "true"})
     scenario = replace(SINGLE, least_seconds=1.0)
     running = asyncio.create_task(measured(url_of(home), scenario, endpoint=unqueued))
     await eventually(lambda: len(at_home.generating) > 2)

@@ -10,6 +10,8 @@ import pytest
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
+from orch_sidecar.tools.bench.load.capabilities import served_model, vocabulary
+from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
 from orch_sidecar.tools.bench.results.result import Given, Status, row_of
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
@@ -162,6 +164,40 @@ async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None
     elsewhere = f"{engine.url}/other"
     with pytest.raises(Unavailable, match="no request of the warm-up was answered: status 404"):
         await measured(elsewhere, replace(CLOSED, warm_up_requests=1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"tokens": [*range(15)] * 3}, "has 15 ids for all pairs of letters instead of 16"),
+        ({"tokens": [*range(30), "a"]}, "returned no list of token ids"),
+        ({"tokens": [*range(30), -1]}, "returned no list of token ids"),
+        ({"tokens": [*range(30), True]}, "returned no list of token ids"),
+        ({"ids": [1]}, "returned no list of token ids"),
+        (None, "does not exist"),
+    ],
+)
+async def test_tokenizer_that_has_no_prompts_for_us_is_named(
+    engine: ScriptedEngine, answer: Any, why: str
+) -> None:
+    engine.pages["/tokenize"] = lambda page: page.json(answer, 200 if answer else 404)
+    with pytest.raises(EndpointError, match=f"/tokenize {why}.*, give --prompts"):
+        await vocabulary(Endpoint.of(engine.url), "tiny")
+
+
+async def test_model_and_vocabulary_are_asked_for(engine: ScriptedEngine) -> None:
+    tokens = [*range(120, 100, -1), 105, 110]
+    engine.pages["/tokenize"] = lambda page: page.json({"tokens": tokens})
+    endpoint = Endpoint.of(engine.url)
+    assert await vocabulary(endpoint, "tiny") == tuple(range(101, 121)), "each once"
+    assert await served_model(endpoint) == "tiny"
+    engine.pages["/v1/capabilities"] = lambda page: page.json({})
+    listed: list[Any] = [{"id": "alias"}]
+    engine.pages["/v1/models"] = lambda page: page.json({"data": listed})
+    assert await served_model(endpoint) == "alias"
+    listed.clear()
+    with pytest.raises(EndpointError, match="/v1/models lists no model: choose one with --model"):
+        await served_model(endpoint)
 
 
 async def test_schedule_without_end_is_rejected_before_anything_is_sent(

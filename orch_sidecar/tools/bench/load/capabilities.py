@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
+from string import ascii_lowercase
 from typing import Any, Final
 
 import aiohttp
@@ -16,7 +18,6 @@ from orch_sidecar.tools.facts.labels.documents import parse_json
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
 
 _TIMEOUT_S: Final = 10.0
-_SHOWN: Final = 300  # characters of an error response
 _PATH: Final = "/v1/capabilities"
 
 # An engine reports its counters once a second, and a sidecar serves the last report.
@@ -26,10 +27,15 @@ IDLE_TIMEOUT_S: Final = 12.0
 # Often enough to lose little time, and seldom enough to cost a run nothing. Reports come each
 # second: the looks begin shortly before the second next one.
 WATCH_INTERVAL_S: Final = 1.9
-LOOK_S: Final = 0.05
-MOST_LOOKS: Final = 24
+_LOOK_S: Final = 0.05
+_MOST_LOOKS: Final = 24
 
 READY: Final = "ready"
+
+# Pairs of letters, of which a tokenizer has an ordinary id each, or for its parts.
+_PAIRS: Final = " ".join(map("".join, product(ascii_lowercase, repeat=2)))
+# 16 ids make 16^16 first blocks of a prompt: no run exhausts them.
+LEAST_IDS: Final = 16
 
 
 async def fetch_json(
@@ -48,54 +54,20 @@ async def fetch_json(
             session.request(method, endpoint.url + path, json=body) as response,
         ):
             content = await response.read()
-            if response.status in (404, 405) or (optional and response.status != 200):
-                return None
-            if response.status != 200:
-                detail = shown(content.decode(errors="replace"), _SHOWN)
-                raise EndpointError(f"{method} {path} returned {response.status}: {detail}")
+        if response.status == 200:
             return parse_json(content, "")
+        if optional or response.status in (404, 405):
+            return None
+        cause = f"returned {response.status}: {shown(content.decode(errors='replace'), 300)}"
     except TimeoutError:
         cause = f"no response within {_TIMEOUT_S:g} s"
+    except aiohttp.ClientError as error:
+        cause = error_text(error) if isinstance(error, OSError) else str(error)
     except ValueError as error:
         if optional:
             return None
         cause = str(error)
-    except aiohttp.ClientError as error:
-        cause = error_text(error) if isinstance(error, OSError) else str(error)
     raise EndpointError(f"{method} {endpoint.url}{path}: {cause}")
-
-
-async def served_model(endpoint: Endpoint) -> str:
-    """Returns the first model of the pool, or of the endpoint if it reports no pools.
-
-    Raises EndpointError.
-    """
-    if (found := await read_capabilities(endpoint)) is not None:
-        return found.snapshot.models[0]
-    listed = await fetch_json(endpoint, "/v1/models")
-    try:
-        return str(listed["data"][0]["id"])  # type: ignore[index]
-    except (LookupError, TypeError):
-        raise EndpointError(
-            f"{endpoint.url}/v1/models lists no model: choose one with --model"
-        ) from None
-
-
-async def token_ids(endpoint: Endpoint, model: str, text: str) -> list[int]:
-    """Returns the token ids of a text, without special tokens, from vLLM's `/tokenize`.
-
-    Raises EndpointError.
-    """
-    query = {"model": model, "prompt": text, "add_special_tokens": False}
-    answer = await fetch_json(endpoint, "/tokenize", query)
-    if answer is None:
-        raise EndpointError(
-            f"{endpoint.url} has no /tokenize, which synthetic prompts need: give --prompts"
-        )
-    try:
-        return list(answer["tokens"])
-    except (LookupError, TypeError):
-        raise EndpointError(f"{endpoint.url}/tokenize returned no list of tokens") from None
 
 
 async def read_capabilities(endpoint: Endpoint) -> Capabilities | None:
@@ -120,6 +92,40 @@ async def engine_at(endpoint: Endpoint) -> Capabilities:
             f"{endpoint.url} has no {_PATH}: it is neither a sidecar nor an engine with the plugin"
         )
     return found
+
+
+async def served_model(endpoint: Endpoint) -> str:
+    """Returns the first model of the pool, or of the endpoint if it reports no pools.
+
+    Raises EndpointError.
+    """
+    if (found := await read_capabilities(endpoint)) is not None:
+        return found.snapshot.models[0]
+    match await fetch_json(endpoint, "/v1/models"):
+        case {"data": [{"id": str(name)}, *_]}:
+            return name
+    raise EndpointError(f"{endpoint.url}/v1/models lists no model: choose one with --model")
+
+
+async def vocabulary(endpoint: Endpoint, model: str) -> tuple[int, ...]:
+    """Returns ordinary token ids of a model, ascending, by vLLM's `/tokenize`: LEAST_IDS at least.
+
+    Raises EndpointError.
+    """
+    query = {"model": model, "prompt": _PAIRS, "add_special_tokens": False}
+    match await fetch_json(endpoint, "/tokenize", query):
+        case {"tokens": [*tokens]} if all(type(each) is int and each >= 0 for each in tokens):
+            ids = tuple(sorted(set(tokens)))
+            if len(ids) >= LEAST_IDS:
+                return ids
+            why = f"has {len(ids)} ids for all pairs of letters instead of {LEAST_IDS} at least"
+        case None:
+            why = "does not exist"
+        case _:
+            why = "returned no list of token ids"
+    raise EndpointError(
+        f"{endpoint.url}/tokenize {why}: synthetic prompts need its token ids, give --prompts"
+    )
 
 
 async def wait_until_idle(endpoint: Endpoint, since: Capabilities, requests: int) -> Capabilities:
@@ -154,7 +160,7 @@ async def accepted_of_others(endpoint: Endpoint, since: Snapshot, sent: Callable
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
         busy_s: float | None = None
-        for _ in range(MOST_LOOKS):  # until a new report, when least was sent since it was made
+        for _ in range(_MOST_LOOKS):  # until a new report, when least was sent since it was made
             try:
                 found = (await engine_at(endpoint)).snapshot
             except EndpointError:  # at the end it is an objection, should it last
@@ -165,4 +171,4 @@ async def accepted_of_others(endpoint: Endpoint, since: Snapshot, sent: Callable
             if busy_s not in (None, found.busy_s):
                 break
             busy_s = found.busy_s
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(_LOOK_S)

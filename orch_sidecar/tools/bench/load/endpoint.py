@@ -28,11 +28,6 @@ class EndpointError(Unavailable):
     """The endpoint cannot be used as requested; the message gives the reason."""
 
 
-def api_key() -> str | None:
-    """Returns the key from the environment; an option would show up in the process list."""
-    return os.environ.get(KEY_VARIABLE, "").strip() or None
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """An OpenAI endpoint. `url`: with its port, without `/v1`. `pool`: of a sidecar with several;
@@ -44,18 +39,19 @@ class Endpoint:
 
     @classmethod
     def of(
-        cls, url: str, api_key: str | None, fields: Mapping[str, str], pool: str | None = None
+        cls, url: str, fields: Mapping[str, str] | None = None, pool: str | None = None
     ) -> Endpoint:
-        """Parses a URL, with or without a final `/v1`.
+        """Parses a URL, with or without a final `/v1`; its API key is read from the environment, as
+        an option would show up in the process list.
 
         `fields`: header fields of every request; an `Authorization` among them replaces the key.
         Raises EndpointError for an invalid URL, and for a key that no header can hold.
         """
-        if api_key is not None and _VISIBLE.fullmatch(api_key) is None:
+        key, own = os.environ.get(KEY_VARIABLE, "").strip(), dict(fields or {})
+        if _VISIBLE.fullmatch(key) is None:
             raise EndpointError("the API key (not shown) must be printable ASCII without spaces")
-        own = dict(fields)
-        if api_key is not None and "authorization" not in map(str.lower, own):
-            own["Authorization"] = f"Bearer {api_key}"
+        if key and "authorization" not in map(str.lower, own):
+            own["Authorization"] = f"Bearer {key}"
         if pool is not None:
             own[X_ORCH_POOL] = pool
         parsed = _parsed(url)

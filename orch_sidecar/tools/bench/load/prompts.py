@@ -20,21 +20,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import product
 from pathlib import Path
 from random import Random
-from string import ascii_lowercase
 from typing import Annotated, Any, Final
 
-from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert, field
+from msgspec import UNSET, Meta, Struct, UnsetType, convert, field
 
 from orch_sidecar.tools.facts.labels.documents import documents_in
 
 # vLLM's prefix cache stores whole blocks of a prompt, of 16 tokens or more.
 BLOCK_TOKENS: Final = 16
-
-# 16 ids make 16^16 first blocks: no run exhausts them.
-LEAST_IDS: Final = 16
 
 # Without effect in vLLM at temperature 0; makes an engine that samples anyway repeatable.
 SEED: Final = 0
@@ -60,6 +55,10 @@ class Prompt(Struct, frozen=True):
     output_tokens: Annotated[int, Meta(ge=1)] = 0
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | UnsetType = UNSET
     conversations: list[_Turn] | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if [self.prompt, self.messages, self.conversations].count(UNSET) != 2:
+            raise ValueError("an entry must have exactly one of prompt, messages, conversations")
 
     @property
     def input_tokens(self) -> int | None:
@@ -104,7 +103,7 @@ def synthetic(
 
     No two have the same first block, so the prefix cache has no hits within a run; it has none of
     prompts that are shorter than a block. Across runs it may, as the same seed gives the same
-    prompts. `ids`: LEAST_IDS at least.
+    prompts. `ids`: as `capabilities.vocabulary` has them.
     """
     pool = sorted(set(ids))
     # The length is part of the seed, so that long prompts do not begin like short ones.
@@ -130,28 +129,6 @@ def cycle(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
         random.shuffle(left)
 
 
-# Pairs of letters, of which a tokenizer has an ordinary id each, or for its parts.
-PAIRS: Final = " ".join(map("".join, product(ascii_lowercase, repeat=2)))
-
-
-def vocabulary(tokens: Sequence[int]) -> tuple[int, ...]:
-    """Returns ordinary token ids of the endpoint's model, ascending, for `synthetic`.
-
-    `tokens`: of PAIRS, by the endpoint's tokenizer, without special ones. Raises ValueError for
-    invalid ids and for fewer than 16 distinct ones.
-    """
-    for token in tokens:
-        if type(token) is not int or token < 0:
-            raise ValueError(f"the token id {token!r} is invalid: it must be an integer from 0")
-    ids = tuple(sorted(set(tokens)))
-    if len(ids) < LEAST_IDS:
-        raise ValueError(
-            f"all pairs of letters have {len(ids)} distinct token ids: synthetic prompts need at "
-            f"least {LEAST_IDS}; give --prompts instead"
-        )
-    return ids
-
-
 def from_file(path: Path, default_output_tokens: int | None, seed: int) -> tuple[Prompt, ...]:
     """Reads the prompts of a file and shuffles them by the seed: a file may be sorted.
 
@@ -173,25 +150,19 @@ def parse(name: str, content: bytes, default_output_tokens: int | None) -> Itera
     documents = list(documents_in(name, content)) if content.strip() else []
     is_list = len(documents) == 1 and isinstance(documents[0][1], list)
     entries = enumerate(documents[0][1], 1) if is_list else iter(documents)
-    for number, entry in entries:
+    for number, document in entries:
         try:
-            prompt = _prompt(convert(entry, Prompt), default_output_tokens)
-        except (ValidationError, ValueError) as error:
+            entry = convert(document, Prompt)
+            output_tokens = entry.output_tokens or default_output_tokens
+            if output_tokens is None:
+                rule = "add them to the entry, or give --output-tokens"
+                raise ValueError(f"has no output_tokens: {rule}")
+        except ValueError as error:
             place = f"{name}: entry {number}" if is_list else f"{name}:{number}"
             raise ValueError(f"{place}: {error}") from None
-        if prompt is not None:
-            yield prompt
-
-
-def _prompt(entry: Prompt, default_output_tokens: int | None) -> Prompt | None:
-    """Returns the prompt of an entry; None for a conversation without a human turn."""
-    if [entry.prompt, entry.messages, entry.conversations].count(UNSET) != 2:
-        raise ValueError("an entry must have exactly one of prompt, messages, conversations")
-    output_tokens = entry.output_tokens or default_output_tokens
-    if output_tokens is None:
-        raise ValueError("has no output_tokens: add them to the entry, or give --output-tokens")
-    if isinstance(entry.conversations, UnsetType):
-        return Prompt(entry.prompt, output_tokens, entry.messages)
-    texts = (turn.value for turn in entry.conversations if turn.sender in _HUMAN)
-    question = next((text for text in texts if text.strip()), None)
-    return None if question is None else Prompt(question, output_tokens)
+        text = entry.prompt
+        if not isinstance(entry.conversations, UnsetType):
+            turns = (turn.value for turn in entry.conversations if turn.sender in _HUMAN)
+            text = next((turn for turn in turns if turn.strip()), "")
+        if text != "":
+            yield Prompt(text, output_tokens, entry.messages)

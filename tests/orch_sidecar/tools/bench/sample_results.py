@@ -81,7 +81,7 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> RunR
         more[end] = None if state is None else Capabilities(stated, state, idle)
     salt = "20261121T211711Z-x-4037a0"
     plan = Plan(
-        endpoint=Endpoint.of("http://127.0.0.1:8080", None, {}),
+        endpoint=Endpoint.of("http://127.0.0.1:8080"),
         model=more.pop("model", "tiny"),
         scenario=replace(scenario, prompts="synthetic, 32 in, 11 out", cache_salt=salt),
         prompts=lambda seed: iter(()),

@@ -8,7 +8,6 @@ import pytest
 
 from orch_sidecar.tools.bench import plan as options
 from orch_sidecar.tools.bench.cli import parser
-from orch_sidecar.tools.bench.load.endpoint import api_key
 from orch_sidecar.tools.bench.load.scenario import Scenario, schedule
 from orch_sidecar.tools.bench.plan import scenario_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -134,12 +133,3 @@ def test_header_that_cannot_be_sent_is_rejected_without_its_value(
 def test_header_is_a_name_and_a_value() -> None:
     assert options.header("X-Orch-Class:  bulk ") == ("X-Orch-Class", "bulk")
     assert options.header("X-Empty:") == ("X-Empty", "")
-
-
-def test_key_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", " sk-1\n")
-    assert api_key() == "sk-1"
-    monkeypatch.setenv("OPENAI_API_KEY", "")
-    assert api_key() is None
-    monkeypatch.delenv("OPENAI_API_KEY")
-    assert api_key() is None

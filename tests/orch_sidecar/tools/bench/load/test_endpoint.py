@@ -22,7 +22,7 @@ KEY = "sk-very-secret"
     ],
 )
 def test_url_is_taken_with_and_without_its_version(url: str, seen: str) -> None:
-    assert Endpoint.of(url, None, {}).url == seen
+    assert Endpoint.of(url).url == seen
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_url_is_taken_with_and_without_its_version(url: str, seen: str) -> None:
 )  # fmt: skip
 def test_invalid_url_is_named_in_the_error(url: str) -> None:
     with pytest.raises(EndpointError) as caught:
-        Endpoint.of(url, None, {})
+        Endpoint.of(url)
     assert str(caught.value) == (
         f"{url!r} is not the URL of an endpoint: it must be http(s)://host[:port][/path]"
     )
@@ -42,26 +42,42 @@ def test_invalid_url_is_named_in_the_error(url: str) -> None:
 
 def test_password_in_a_url_is_rejected_and_not_shown() -> None:
     with pytest.raises(EndpointError) as caught:
-        Endpoint.of(f"http://me:{KEY}@example.org", None, {})
+        Endpoint.of(f"http://me:{KEY}@example.org")
     assert KEY not in str(caught.value)
     assert "the URL (not shown) contains a user name or password" in str(caught.value)
 
 
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+
+
 @pytest.mark.parametrize("key", [f"{KEY}\r\nX: y", f"{KEY} x", f"{KEY}\u00e9"])
-def test_key_that_cannot_be_sent_is_rejected_and_not_shown(key: str) -> None:
+def test_key_that_cannot_be_sent_is_rejected_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(EndpointError) as caught:
-        Endpoint.of("http://x", key, {})
+        Endpoint.of("http://x")
     assert KEY not in str(caught.value)
 
 
-def test_key_and_given_fields_are_in_no_repr() -> None:
-    endpoint = Endpoint.of("http://x", KEY, {"X-Other": "hidden"})
+@pytest.mark.parametrize("key", ["", " \n", None])
+def test_without_a_key_there_is_no_field(monkeypatch: pytest.MonkeyPatch, key: str | None) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert Endpoint.of("http://x", pool="home").fields == {"X-Orch-Pool": "home"}
+
+
+def test_key_and_given_fields_are_in_no_repr(key: None) -> None:
+    endpoint = Endpoint.of("http://x", {"X-Other": "hidden"})
     assert KEY not in repr(endpoint)
     assert "hidden" not in repr(endpoint)
 
 
-def test_message_is_a_whole_request() -> None:
-    endpoint = Endpoint.of("http://[::1]:81/llm/v1", KEY, {"X-Orch-Class": "bulk"})
+def test_message_is_a_whole_request(key: None) -> None:
+    endpoint = Endpoint.of("http://[::1]:81/llm/v1", {"X-Orch-Class": "bulk"})
     message = endpoint.message("/v1/completions", b"{}", {"X-Orch-No-Coalesce": "true"})
     head, _, body = message.partition(b"\r\n\r\n")
     line, *fields = head.decode().split("\r\n")
@@ -77,7 +93,7 @@ def test_message_is_a_whole_request() -> None:
     ]
 
 
-def test_given_authorization_replaces_the_key() -> None:
-    endpoint = Endpoint.of("http://x", KEY, {"authorization": "Basic abc"})
+def test_given_authorization_replaces_the_key(key: None) -> None:
+    endpoint = Endpoint.of("http://x", {"authorization": "Basic abc"})
     assert endpoint.message("/", b"", {}).lower().count(b"authorization:") == 1
     assert KEY.encode() not in endpoint.message("/", b"", {})

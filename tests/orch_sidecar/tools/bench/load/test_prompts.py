@@ -15,12 +15,10 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.tools.bench.load.prompts import (
     BLOCK_TOKENS,
-    LEAST_IDS,
     Prompt,
     body,
     cycle,
     synthetic,
-    vocabulary,
 )
 
 MESSAGES = [{"role": "user", "content": "What is a slot?"}]
@@ -132,28 +130,6 @@ def test_long_prompts_do_not_begin_as_short_ones_of_the_same_seed_do() -> None:
 
 def test_prompts_shorter_than_a_block_may_be_repeated() -> None:
     assert len(set(ids_of(synthetic([5, 6], 3, 1, 1), 99))) == 8
-
-
-def test_vocabulary_is_each_id_of_the_text_once() -> None:
-    assert vocabulary([*range(120, 100, -1), 105, 110]) == tuple(range(101, 121))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (
-            [*range(LEAST_IDS - 1)] * 3,
-            "all pairs of letters have 15 distinct token ids",
-        ),
-        ([], "0 distinct token ids"),
-        ([*range(30), "a"], "the token id 'a' is invalid"),
-        ([*range(30), -1], "the token id -1 is invalid"),
-        ([*range(30), True], "the token id True is invalid"),
-    ],
-)
-def test_invalid_vocabulary_is_rejected(tokens: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        vocabulary(tokens)
 
 
 def test_cycle_yields_all_in_order_and_then_shuffles_each_round() -> None:
