@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from msgspec import MsgspecError, Struct, json
+from msgspec import Struct, json
 
 from orch_sidecar.api import usage
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request, shown
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.wire import event_stream
 from orch_sidecar.wire.engine_connection import ConnectionPool
-from orch_sidecar.wire.http1 import Body, FramingError, Head, body_of, parse_head
+from orch_sidecar.wire.event_stream import EventStream
+from orch_sidecar.wire.http1 import Body, FramingError, body_of, parse_head
 
 _MOST_BYTES: Final = 64 * 2**20  # of an event, or of a line
 
@@ -51,59 +51,11 @@ class _Event(Struct):
 _EVENT: Final = json.Decoder(_Event)
 
 
-class EventStream:
-    """Reads an OpenAI event stream into its call: the times of events with tokens, and its usage.
-
-    `error`: the code of an error event, or what is wrong with one; empty without. `done`: whether
-    `[DONE]` has arrived. `last_s`: the time of the last event with a choice, which is one with
-    tokens or with the end of a sequence: also of one whose last token has no text.
-    """
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._events = event_stream.EventStream(_MOST_BYTES)
-        self.error = ""
-        self.done = False
-        self.last_s: float | None = None
-
-    def feed(self, payload: bytes, at_s: float) -> None:
-        """Reads the events that these bytes complete, which came at that time."""
-        try:
-            for _, data in self._events.feed(payload):
-                self._read(data, at_s)
-        except (ValueError, MsgspecError) as error:
-            self.error = self.error or f"an event is invalid: {error}"
-
-    def end(self, at_s: float) -> str:
-        """Ends the stream; returns why it is no whole answer, empty if it is one."""
-        self.feed(b"\n\n", at_s)  # ends an event without a final blank line
-        if self.error:
-            return f"error in the stream: {self.error}"
-        return "" if self.done else "the stream ended without [DONE]"
-
-    def _read(self, data: bytes, at_s: float) -> None:
-        if data.rstrip() == b"[DONE]":
-            self.done = True
-            return
-        call, event = self._call, _EVENT.decode(data)
-        if event.error:
-            self.error = code_of(data)
-        if event.usage:
-            call.input_tokens, call.output_tokens = usage.read(data)[:2]
-        if event.choices:
-            self.last_s = at_s
-            if any(choice.has_tokens for choice in event.choices):
-                call.first_s = at_s if call.first_s is None else call.first_s
-                call.event_s.append(at_s)
-            if call.on_events is not None:
-                call.on_events(call)
-
-
 def code_of(answer: bytes) -> str:
     """Returns the code of an OpenAI error document; of another text, how it begins."""
     try:
         found = json.decode(answer)
-    except MsgspecError:
+    except ValueError:
         found = answer.decode(errors="replace")
     match found:
         case {"error": {**fields}}:
@@ -124,14 +76,12 @@ _MAX_BODY_BYTES: Final = 65_536  # the end of a response that is not a stream
 _QUEUE_MS: Final = re.compile(
     rb"(?:^|,)[ \t]*queue;dur=([0-9]{1,12}(?:\.[0-9]{1,9})?)[ \t]*(?:,|$)"
 )
-_LOST: Final = "the connection was lost"
 
 
 class Response:
     """Reads the response to one request, and records it in its call.
 
-    `ended`: is done when it has ended, whatever its outcome. `reusable`: whether its connection can
-    be used again then.
+    `ended`: is done when it has ended. `reusable`: whether its connection can be used again then.
     """
 
     def __init__(self, call: Call, request: Request, now: Callable[[], float]) -> None:
@@ -141,6 +91,11 @@ class Response:
         self._buffer = b""  # an incomplete head
         self._answer = b""  # the body of a response that is not a stream
         self._events: EventStream | None = None
+        self._error = ""  # the code of an error event, or what is wrong with one
+        self._done = False  # [DONE] has arrived
+        # The last event with a choice, which is one with tokens or with the end of a sequence: also
+        # of one whose last token has no text.
+        self._last_s: float | None = None
         self.reusable = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -154,10 +109,10 @@ class Response:
         try:
             payload = self._payload(data)
         except FramingError as error:
-            self._end(Fate.FAILED, f"the response is not valid HTTP: {error}")
+            self._end(Fate.FAILED, f"the response is not valid HTTP: {error}", at_s)
             return
         if self._events is not None:
-            self._events.feed(payload, at_s)
+            self._feed(self._events, payload, at_s)
         else:
             self._answer = (self._answer + payload)[-_MAX_BODY_BYTES:]
         if self._body is not None and self._body.done:
@@ -169,66 +124,86 @@ class Response:
         elif self._body is not None and not self._body.delimits_itself and error is None:
             self._finish(self._now())
         else:
-            self._end(Fate.FAILED, _LOST)
+            self._end(Fate.FAILED, "the connection was lost", self._now())
 
-    def _end(self, fate: Fate, why: str = "", at_s: float | None = None) -> None:
+    def _end(self, fate: Fate, why: str, at_s: float) -> None:
         """Records the outcome."""
-        call = self._call
-        call.fate, call.why = fate, why
-        call.ended_s = self._now() if at_s is None else at_s
+        self._call.fate, self._call.why, self._call.ended_s = fate, why, at_s
         self.ended.set_result(None)
 
     def _payload(self, data: bytes) -> bytes:
         """Returns what these bytes have of the body. Raises FramingError."""
-        if self._body is None:
-            self._buffer += data
-            while self._body is None and (parsed := parse_head(self._buffer)) is not None:
-                head, start = parsed
-                self._buffer = self._buffer[start:]
-                if head.status >= 200:
-                    self._begin(head)
-            data = self._buffer
-        return b"" if self._body is None else self._body.feed(data)
+        if self._body is not None:
+            return self._body.feed(data)
+        self._buffer += data
+        while (parsed := parse_head(self._buffer)) is not None:
+            head, start = parsed
+            self._buffer = self._buffer[start:]
+            if head.status < 200:
+                continue
+            self._body, self._keep_alive = body_of(head, dechunk=True), head.keep_alive
+            self._call.status, fields = head.status, dict(head.fields)
+            waited = _QUEUE_MS.search(fields.get(b"server-timing", b""))
+            self._call.queue_ms = None if waited is None else float(waited[1])
+            kind = fields.get(b"content-type", b"").lower()
+            if kind.startswith(b"text/event-stream") and head.status == 200:
+                self._events = EventStream(_MOST_BYTES)
+            return self._body.feed(self._buffer)
+        return b""
 
-    def _begin(self, head: Head) -> None:
-        self._body, self._keep_alive = body_of(head, dechunk=True), head.keep_alive
-        call, fields = self._call, dict(head.fields)
-        call.status = head.status
-        waited = _QUEUE_MS.search(fields.get(b"server-timing", b""))
-        call.queue_ms = None if waited is None else float(waited[1])
-        kind = fields.get(b"content-type", b"").lower()
-        if kind.startswith(b"text/event-stream") and head.status == 200:
-            self._events = EventStream(call)
+    def _feed(self, events: EventStream, payload: bytes, at_s: float) -> None:
+        """Reads the events that these bytes complete, which came at that time."""
+        try:
+            for _, data in events.feed(payload):
+                self._read(data, at_s)
+        except ValueError as error:
+            self._error = self._error or f"an event is invalid: {error}"
+
+    def _read(self, data: bytes, at_s: float) -> None:
+        if data.rstrip() == b"[DONE]":
+            self._done = True
+            return
+        call, event = self._call, _EVENT.decode(data)
+        if event.error:
+            self._error = code_of(data)
+        if event.usage:
+            call.input_tokens, call.output_tokens = usage.read(data)[:2]
+        if event.choices:
+            self._last_s = at_s
+            if any(choice.has_tokens for choice in event.choices):
+                call.first_s = at_s if call.first_s is None else call.first_s
+                call.event_s.append(at_s)
+            if call.on_events is not None:
+                call.on_events(call)
 
     def _finish(self, at_s: float) -> None:
-        call, events = self._call, self._events
+        call, request, fate, why = self._call, self._request, Fate.ANSWERED, ""
         self.reusable = self._keep_alive and self._body is not None and self._body.delimits_itself
-        fate, why = Fate.ANSWERED, ""
         if call.status in (429, 503):
             fate, why = Fate.REFUSED, code_of(self._answer)
         elif call.status != 200:
             fate, why = Fate.FAILED, f"status {call.status}: {code_of(self._answer)}"
-        elif events is None:
+        elif self._events is None:
             call.input_tokens, call.output_tokens, _, _ = usage.read(self._answer)
         else:
-            if why := events.end(at_s):
-                fate = Fate.FAILED
+            self._feed(self._events, b"\n\n", at_s)  # ends an event without a final blank line
+            if self._error or not self._done:
+                broken = f"error in the stream: {self._error}"
+                fate, why = (
+                    Fate.FAILED,
+                    broken if self._error else "the stream ended without [DONE]",
+                )
             elif call.output_tokens is None and call.event_s:
                 call.output_tokens, call.counted_by_events = len(call.event_s), True
             # The usage, [DONE] and the end of HTTP come after the last token.
-            at_s = at_s if events.last_s is None else events.last_s
+            at_s = at_s if self._last_s is None else self._last_s
         if fate is Fate.ANSWERED:
-            self._check_length()
+            if call.input_tokens is None:
+                call.input_tokens = request.input_tokens
+            call.length_as_requested = request.input_tokens in (None, call.input_tokens) and (
+                request.output_tokens in (None, call.output_tokens)
+            )
         self._end(fate, why, at_s)
-
-    def _check_length(self) -> None:
-        """Compares the token counts with the request, which has a prompt length not reported."""
-        call, request = self._call, self._request
-        if call.input_tokens is None:
-            call.input_tokens = request.input_tokens
-        call.length_as_requested = request.input_tokens in (None, call.input_tokens) and (
-            request.output_tokens in (None, call.output_tokens)
-        )
 
 
 class Client:

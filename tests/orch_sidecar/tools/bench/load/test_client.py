@@ -15,10 +15,9 @@ from orch_sidecar.tools.bench.load.client import Client
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from tests.orch_sidecar.answers import PLACES, cut
-from tests.orch_sidecar.tools.bench.load.test_stream import ANSWER
+from tests.orch_sidecar.tools.bench.load.test_stream import ANSWER, HEAD
 from tests.patience import HANG_S
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 CHUNKED = HEAD + b"Server-Timing: queue;dur=2.5\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -52,7 +51,7 @@ def running(
     connection: EngineConnection, call: Call, now: Callable[[], float] = lambda: 1.0
 ) -> tuple[asyncio.Task[None], Client]:
     """A request that is sent on this connection."""
-    client = Client(Endpoint.of("http://127.0.0.1:1", None, {}), now)
+    client = Client(Endpoint.of("http://127.0.0.1:1"), now)
     client._pool.give_back(connection)
     return asyncio.create_task(client.run(call, Request(b"POST"))), client
 
@@ -108,11 +107,6 @@ async def test_request_ends_with_its_last_token(last: str) -> None:
     parts = [chunks(each)[:-5] for each in (event, final, usage, b"data: [DONE]\n\n")]
     call = await made_of([CHUNKED, *parts, b"0\r\n\r\n"])
     assert (call.fate, call.output_tokens, call.ended_s) == (Fate.ANSWERED, 2, 2.0)
-
-
-async def test_stream_without_a_token_ends_with_its_response() -> None:
-    call = await made_of([CHUNKED, chunks(b"data: [DONE]\n\n")])
-    assert (call.fate, call.ended_s) == (Fate.ANSWERED, 1.0)
 
 
 async def test_informational_heads_are_passed_over() -> None:

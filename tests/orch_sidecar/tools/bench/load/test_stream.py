@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.load.call import Call, shown
-from orch_sidecar.tools.bench.load.client import EventStream, code_of
+from orch_sidecar.tools.bench.load.call import Call, Request, shown
+from orch_sidecar.tools.bench.load.client import Response, code_of
 
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 DONE = b"data: [DONE]\n\n"
 USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "total_tokens": 10, "completion_tokens": 3}}
 
@@ -26,17 +28,14 @@ def chat(finish: str | None = None, **delta: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
 
-def read(*parts: bytes) -> tuple[Call, EventStream]:
-    """What is read of these bytes, which come one part a second."""
-    call = Call()
-    stream = EventStream(call)
-    for at_s, part in enumerate(parts):
-        stream.feed(part, float(at_s))
-    return call, stream
-
-
-def brought(*documents: Any) -> int:
-    return len(read(*map(event, documents))[0].event_s)
+async def read(*parts: bytes) -> Call:
+    """What is read of these bytes, which come one part a second, until the connection ends."""
+    call, ticks = Call(), count(-1)
+    response = Response(call, Request(b""), lambda: float(next(ticks)))
+    for part in (HEAD + b"\r\n", *parts):
+        response.received(part)
+    response.lost(None)
+    return call
 
 
 ANSWER = b"".join(
@@ -53,64 +52,56 @@ ANSWER = b"".join(
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-def test_counts_alone_bring_no_token(separators: tuple[str, str]) -> None:
-    call, stream = read(event(USAGE, separators))
-    assert (list(call.event_s), stream.last_s) == ([], None)
+async def test_counts_alone_bring_no_token(separators: tuple[str, str]) -> None:
+    call = await read(event(USAGE, separators) + DONE)
+    assert (list(call.event_s), call.ended_s) == ([], 1.0)
     assert (call.input_tokens, call.output_tokens) == (7, 3)
 
 
-def test_whose_turn_it_is_brings_no_token() -> None:
-    assert brought(chat(role="assistant", content=""), chat(role="assistant")) == 0
-    assert brought(chat(role="assistant", content="a")) == 1
+# A text that is held back (half a character, or a special token) is a token all the same: vLLM
+# sends the event with an empty text.
+@pytest.mark.parametrize(
+    ("documents", "tokens"),
+    [
+        ([chat(role="assistant", content=""), chat(role="assistant")], 0),
+        ([chat(role="assistant", content="a")], 1),
+        ([chat(reasoning_content="hm"), chat(tool_calls=[{"index": 0}])], 2),
+        ([completion(""), chat(content="")], 2),
+        ([completion("", "stop"), chat("stop"), chat("stop", content="")], 0),
+        ([completion("a", "length"), chat("length", content="a")], 2),
+        ([{"choices": None}, {"choices": [{"delta": None, "finish_reason": "stop"}]}], 0),
+        ([completion("a") | {"usage": None}], 1),
+    ],
+)
+async def test_events_bring_a_token_unless_they_only_begin_or_end_a_sequence(
+    documents: list[Any], tokens: int
+) -> None:
+    call = await read(*map(event, documents), DONE)
+    assert (len(call.event_s), call.input_tokens) == (tokens, None)
 
 
-def test_thoughts_and_tool_calls_bring_tokens() -> None:
-    assert brought(chat(reasoning_content="hm"), chat(tool_calls=[{"index": 0}])) == 2
+async def test_end_without_a_text_brings_no_token_and_ends_the_sequence() -> None:
+    call = await read(event(completion("a")), event(completion("", "stop")), event(USAGE), DONE)
+    assert (list(call.event_s), call.ended_s) == ([0.0], 1.0)
 
 
-def test_text_that_is_held_back_is_a_token_all_the_same() -> None:
-    """Half a character, or a special token: vLLM sends the event with an empty text."""
-    assert brought(completion(""), chat(content="")) == 2
-
-
-def test_end_without_a_text_brings_no_token_and_ends_the_sequence() -> None:
-    assert brought(completion("", "stop"), chat("stop"), chat("stop", content="")) == 0
-    assert brought(completion("a", "length"), chat("length", content="a")) == 2
-    call, stream = read(event(completion("a")), event(completion("", "stop")), event(USAGE))
-    assert (list(call.event_s), stream.last_s) == ([0.0], 1.0)
-
-
-def test_null_usage_is_ignored() -> None:
-    call, _ = read(event(completion("a") | {"usage": None}))
-    assert (call.input_tokens, call.output_tokens) == (None, None)
-
-
-def test_error_in_a_stream_is_reported_by_its_code() -> None:
+async def test_error_in_a_stream_is_reported_by_its_code() -> None:
     error = {"error": {"message": "gone", "type": "engine_gone", "code": 502}}
-    call, stream = read(event(completion("a")) + event(error) + DONE)
-    assert (len(call.event_s), stream.error, stream.done) == (1, "502", True)
+    call = await read(event(completion("a")) + event(error) + DONE)
+    assert (len(call.event_s), call.why) == (1, "error in the stream: 502")
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        b"{",
-        b"[]",
-        b"1",
-        b"\xff",
-        b'{"choices":{}}',
-        b'{"choices":[1]}',
+        b"{", b"[]", b"1", b"\xff", b'{"choices":{}}', b'{"choices":[1]}',
         b'{"choices":[{"text":1}]}',
     ],
-)
-def test_event_of_another_shape_is_an_error(data: bytes) -> None:
-    call, stream = read(b"data: " + data + b"\n\n")
-    assert stream.error.startswith("an event is invalid: ")
+)  # fmt: skip
+async def test_event_of_another_shape_is_an_error(data: bytes) -> None:
+    call = await read(b"data: " + data + b"\n\n", DONE)
+    assert call.why.startswith("error in the stream: an event is invalid: ")
     assert list(call.event_s) == []
-
-
-def test_choices_that_are_null_bring_no_token() -> None:
-    assert brought({"choices": None}, {"choices": [{"delta": None, "finish_reason": "stop"}]}) == 0
 
 
 def test_code_of_an_error_is_its_code_else_its_type_else_its_message() -> None:
