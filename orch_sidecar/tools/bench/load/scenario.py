@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Final, TypeAlias
@@ -41,19 +42,16 @@ def gamma(rate_per_s: float, burstiness: float, seed: int) -> Iterator[float]:
 
     The same parameter as `vllm bench serve --burstiness`: 1 is Poisson, as in MLPerf's Server
     scenario, below 1 is burstier, above 1 more regular. The coefficient of variation of an interval
-    is 1/sqrt(burstiness). `rate_per_s`: above 0, as that below.
+    is 1/sqrt(burstiness). At infinity, its limit, each is exactly 1/rate. `rate_per_s`: above 0.
     """
+    if burstiness == inf:
+        # Not a running sum: its rounding errors would add up over a million requests.
+        return (number / rate_per_s for number in count(1))
     random = Random(f"{seed} arrivals")  # noqa: S311 (no secret)
     # Two divisions: the product of the divisors may underflow or overflow a float.
     return accumulate(
         random.gammavariate(burstiness, 1.0) / burstiness / rate_per_s for _ in count()
     )
-
-
-def constant(rate_per_s: float) -> Iterator[float]:
-    """Yields times with an interval of exactly 1/rate, the limit of `gamma`; endless."""
-    # Not a running sum: its rounding errors would add up over a million requests.
-    return (number / rate_per_s for number in count(1))
 
 
 def until(
@@ -84,18 +82,17 @@ Traced: TypeAlias = Sequence[tuple[TracedRequest, ServiceClass, Trace]]
 def replaying(trace: Trace, bulk: Trace | None = None, **stated: Any) -> dict[str, Any]:
     """Returns the fields of a scenario that replays a trace, with another of bulk requests beside.
 
-    Both as they are replayed. `stated`: further fields of its document, by default of all of it.
+    Both as they are replayed. `stated`: further fields of its document.
     """
-    values: dict[str, Any] = {"window_s": (0.0, None), "time_factor": 1.0, "length_factor": 1.0}
     if bulk is not None:
-        values |= {"bulk_name": bulk.name, "bulk_sha256": bulk.sha256}
-        values["bulk_requests"] = len(bulk.requests)
-    count, requests = len(trace.requests), merged(trace, bulk)
+        stated |= {"bulk_name": bulk.name, "bulk_sha256": bulk.sha256}
+        stated["bulk_requests"] = len(bulk.requests)
+    requests = merged(trace, bulk)
     return {
         "arrivals": Arrivals.TRACE,
         "least_requests": len(requests),
         "least_seconds": 0.0,
-        "trace": TraceDocument(trace.name, trace.sha256, count, **values | stated),
+        "trace": TraceDocument(trace.name, trace.sha256, len(trace.requests), **stated),
         "replay": requests,
     }
 
@@ -105,23 +102,14 @@ def traced_prompts(
 ) -> Iterator[tuple[Prompt, ServiceClass]]:
     """Yields the prompt of each request, made of these token ids, and its class."""
     for number, (request, service_class, trace) in enumerate(replay):
-        tokens = tuple(_tokens(request, trace, number, ids, seed))
-        yield Prompt(tokens, request.output_tokens), service_class
-
-
-def _tokens(
-    request: TracedRequest, trace: Trace, number: int, ids: Sequence[int], seed: int
-) -> list[int]:
-    """Returns the tokens of a prompt. `number`: of the request."""
-    tokens: list[int] = []
-    for block in request.prefix_blocks:
-        # Blocks of two traces are different texts.
-        random = Random(f"{seed} {trace.sha256} block {block}")  # noqa: S311 (no secret)
-        tokens += random.choices(ids, k=trace.block_tokens or 0)
-    missing = request.prompt_tokens - len(tokens)
-    if missing > 0:
-        tokens += Random(f"{seed} rest {number}").choices(ids, k=missing)  # noqa: S311 (no secret)
-    return tokens[: request.prompt_tokens]
+        tokens: list[int] = []
+        for block in request.prefix_blocks:
+            # Blocks of two traces are different texts.
+            random = Random(f"{seed} {trace.sha256} block {block}")  # noqa: S311 (no secret)
+            tokens += random.choices(ids, k=trace.block_tokens or 0)
+        random = Random(f"{seed} rest {number}")  # noqa: S311 (no secret)
+        tokens += random.choices(ids, k=max(0, request.prompt_tokens - len(tokens)))
+        yield Prompt(tuple(tokens[: request.prompt_tokens]), request.output_tokens), service_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +136,14 @@ def schedule(scenario: Scenario) -> tuple[float, ...]:
     """Returns the due times of an open loop, all 0 at once; empty for other arrivals."""
     if scenario.replay:
         return tuple(request.at_s for request, _, _ in scenario.replay)
-    rate = scenario.rate_per_s
-    if scenario.arrivals is Arrivals.AT_ONCE and scenario.loadgen is None:
-        return (0.0,) * scenario.least_requests
-    if rate is None or scenario.loadgen is not None:
+    if scenario.loadgen is not None:
         return ()
-    if scenario.arrivals is Arrivals.CONSTANT:
-        times = constant(rate)
-    else:
-        times = gamma(rate, scenario.burstiness or 1.0, scenario.seed)
+    if scenario.arrivals is Arrivals.AT_ONCE:
+        return (0.0,) * scenario.least_requests
+    if scenario.rate_per_s is None:
+        return ()
+    burstiness = inf if scenario.arrivals is Arrivals.CONSTANT else scenario.burstiness or 1.0
+    times = gamma(scenario.rate_per_s, burstiness, scenario.seed)
     found = until(times, scenario.least_requests, scenario.least_seconds)
     return tuple(round(at_s, TIME_DIGITS) for at_s in found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, islice, pairwise, repeat
+from math import inf
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from orch_sidecar.tools.bench.load import scenario as arrivals
 from orch_sidecar.tools.bench.load.scenario import (
     Scenario,
-    constant,
     gamma,
     replaying,
     schedule,
@@ -53,8 +53,8 @@ def test_gamma_intervals_have_the_mean_of_the_rate_and_vary_by_burstiness(
 
 
 def test_constant_arrivals_keep_their_interval_and_do_not_drift() -> None:
-    assert list(islice(constant(4.0), 4)) == [0.25, 0.5, 0.75, 1.0]
-    assert next(islice(constant(3.0), 2_999_999, None)) == 1_000_000.0
+    assert list(islice(gamma(4.0, inf, 0), 4)) == [0.25, 0.5, 0.75, 1.0]
+    assert next(islice(gamma(3.0, inf, 0), 2_999_999, None)) == 1_000_000.0
 
 
 def test_same_seed_gives_the_same_times_and_another_one_others() -> None:
@@ -97,16 +97,16 @@ def test_schedule_is_the_shortest_beginning_that_is_enough(
 @pytest.mark.parametrize("rate", [1.2, 2.0, 8.0])
 def test_default_run_is_never_too_short_to_be_published(rate: float) -> None:
     """The window is from the first arrival on: long enough even of answers that take no time."""
-    for times in (constant(rate), *(gamma(rate, 1.0, seed) for seed in range(20))):
+    for times in (gamma(rate, inf, 0), *(gamma(rate, 1.0, seed) for seed in range(20))):
         due_s = until(times, MIN_QUERIES[Label.BATCHED_ONLINE], MIN_DURATION_S)
         assert shortfalls(Label.BATCHED_ONLINE, len(due_s), due_s[-1] - due_s[0]) == []
 
 
 def test_schedule_that_would_exhaust_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MAX_REQUESTS", 5)
-    assert len(until(constant(1.0), 5, 0.0)) == 5
+    assert len(until(gamma(1.0, inf, 0), 5, 0.0)) == 5
     with pytest.raises(ValueError, match="5 requests, the limit, arrive within 6 s"):
-        until(constant(1.0), 6, 0.0)
+        until(gamma(1.0, inf, 0), 6, 0.0)
     with pytest.raises(ValueError, match="within 0 s"):
         until(repeat(0.0), 1, 1.0)
 
@@ -160,6 +160,9 @@ def trace(*requests: TracedRequest, block_tokens: int | None = None, sha: str = 
     return Trace("some.jsonl", sha * 64, requests, block_tokens)
 
 
+WHOLE = {"window_s": (0.0, None), "time_factor": 1.0, "length_factor": 1.0}
+
+
 def tokens(first: Trace, bulk: Trace | None = None, *, seed: int = 1) -> list[tuple[int, ...]]:
     made = traced_prompts(merged(first, bulk), IDS, seed)
     return [each.prompt for each, _ in made if isinstance(each.prompt, tuple)]
@@ -195,7 +198,7 @@ def test_bulk_trace_is_merged_by_time_and_shares_no_prefix() -> None:
         trace(first, second, block_tokens=32),
         trace(replace(first, at_s=1.0), block_tokens=32, sha="1"),
     )
-    made = Scenario(Label.BATCHED_ONLINE, seed=0, **replaying(*both))
+    made = Scenario(Label.BATCHED_ONLINE, seed=0, **replaying(*both, **WHOLE))
     assert schedule(made) == (0.0, 1.0, 2.0)
     assert [each for _, each, _ in made.replay] == [INTERACTIVE, BULK, INTERACTIVE]
     first_tokens, bulk_tokens, last_tokens = tokens(*both)
@@ -205,7 +208,7 @@ def test_bulk_trace_is_merged_by_time_and_shares_no_prefix() -> None:
 def test_replay_has_bulk_work_if_a_trace_or_clients_make_it() -> None:
     one = trace(TracedRequest(0.0, 1, 1))
     ways: tuple[dict[str, Any], ...] = ({}, {"bulk": one}, {"bulk_clients": 1})
-    assert [replaying(one, **way)["trace"].has_bulk for way in ways] == [False, True, True]
+    assert [replaying(one, **WHOLE, **way)["trace"].has_bulk for way in ways] == [False, True, True]
 
 
 def test_what_is_sent_at_once_is_due_at_the_start() -> None:
