@@ -26,7 +26,7 @@ BODY = b'{"model":"tiny","prompt":[1,2,3],"max_tokens":4,"stream":true}'
 
 
 def endpoint(engine: ScriptedEngine) -> Endpoint:
-    return Endpoint.of(engine.url, None, {})
+    return Endpoint.of(engine.url)
 
 
 def requests_to(engine: ScriptedEngine, **tokens: Any) -> Iterator[Request]:
@@ -37,13 +37,9 @@ def made(engine: ScriptedEngine) -> LoadGenerator:
     return LoadGenerator(endpoint(engine))
 
 
-def after(requests: int) -> Any:
-    return lambda sent, now_s: sent >= requests
-
-
 async def one(engine: ScriptedEngine, **tokens: Any) -> Call:
     made_ = made(engine)
-    await made_.run(made_.closed_loop(requests_to(engine, **tokens), 1, after(1)))
+    await made_.run(made_.closed_loop(requests_to(engine, **tokens), 1, 1))
     [call] = made_.calls
     return call
 
@@ -51,7 +47,7 @@ async def one(engine: ScriptedEngine, **tokens: Any) -> Call:
 async def test_one_client_sends_its_next_request_when_one_has_ended(engine: ScriptedEngine) -> None:
     Decoding(engine)
     found = made(engine)
-    await found.run(found.closed_loop(requests_to(engine), 1, after(10)))
+    await found.run(found.closed_loop(requests_to(engine), 1, 10))
     assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 10
     assert all(call.reached for call in found.calls)
     for before, call in zip(found.calls, found.calls[1:], strict=False):
@@ -69,7 +65,7 @@ async def test_clients_of_a_closed_loop_are_under_way_together(engine: ScriptedE
     Decoding(engine)
     ended: list[int] = []
     found = LoadGenerator(endpoint(engine), lambda: ended.append(found.ended))
-    await found.run(found.closed_loop(requests_to(engine), 3, after(20)))
+    await found.run(found.closed_loop(requests_to(engine), 3, 20))
     assert len(found.calls) == 20
     assert engine.peak == 3
     assert ended == [*range(1, 21)]
@@ -78,7 +74,7 @@ async def test_clients_of_a_closed_loop_are_under_way_together(engine: ScriptedE
 async def test_closed_loop_runs_for_the_requested_time(engine: ScriptedEngine) -> None:
     Decoding(engine)
     found = made(engine)
-    await found.run(found.closed_loop(requests_to(engine), 2, lambda sent, now_s: now_s >= 0.3))
+    await found.run(found.closed_loop(requests_to(engine), 2, 0, 0.3))
     assert found.now() >= 0.3
     assert {call.fate for call in found.calls} == {Fate.ANSWERED}
     assert len(found.calls) >= 2
@@ -171,7 +167,7 @@ async def test_stop_cuts_what_is_under_way_and_sends_nothing_more(
     engine.answer = endless
     found = made(engine)
     work = {
-        "closed": lambda: found.closed_loop(requests_to(engine), 2, after(100)),
+        "closed": lambda: found.closed_loop(requests_to(engine), 2, 100),
         "open": lambda: found.open_loop(requests_to(engine), [0.01, 0.02, 60.0]),
     }[kind]()
     running = asyncio.create_task(found.run(work))
@@ -193,7 +189,7 @@ async def test_rejected_client_pauses_before_it_retries(
     monkeypatch.setattr(load, "RETRY_DELAY_S", 0.1)
     engine.answer = full
     found = made(engine)
-    await found.run(found.closed_loop(requests_to(engine), 1, after(3)))
+    await found.run(found.closed_loop(requests_to(engine), 1, 3))
     assert [(call.fate, call.why) for call in found.calls] == [(Fate.REFUSED, "queue_full")] * 3
     assert not any(call.reached for call in found.calls)
     sent_s = [call.sent_s for call in found.calls if call.sent_s is not None]

@@ -28,7 +28,7 @@ TRACE = Trace(
 
 
 def scenario(**more: Any) -> Scenario:
-    whole = {"window_s": (0.0, None), "time_factor": 1.0, "length_factor": 1.0}
+    whole: dict[str, Any] = {"window_s": (0.0, None), "time_factor": 1.0, "length_factor": 1.0}
     fields = replaying(TRACE, **whole | more)
     return Scenario(Label.BATCHED_ONLINE, seed=0, slo_ms={"ttft": 60_000.0}, **fields)
 

@@ -30,7 +30,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
 
 
 def requests_to(upstream: Upstream) -> Iterator[Request]:
-    endpoint = Endpoint.of(upstream.url, None, {})
+    endpoint = Endpoint.of(upstream.url)
     for prompt in plan(upstream.url, CLOSED).prompts(0):
         written = body(Prompt(prompt.prompt, SCRIPT.tokens), MODEL, ignore_eos=True)
         yield Request(
@@ -40,7 +40,7 @@ def requests_to(upstream: Upstream) -> Iterator[Request]:
 
 def made(upstream: Upstream) -> LoadGenerator:
     upstream.forget()
-    return LoadGenerator(Endpoint.of(upstream.url, None, {}))
+    return LoadGenerator(Endpoint.of(upstream.url))
 
 
 def zero_s(load: LoadGenerator) -> float:
@@ -75,7 +75,7 @@ async def best_of_rounds(round_: Callable[[], Awaitable[float]], within_s: float
 async def test_tokens_are_seen_when_they_were_written(upstream: Upstream) -> None:
     async def off_s() -> float:
         load = made(upstream)
-        await load.run(load.closed_loop(requests_to(upstream), 1, lambda sent, _: sent >= 10))
+        await load.run(load.closed_loop(requests_to(upstream), 1, 10))
         written, seen = written_s(upstream), seen_s(load)
         assert [len(each) for each in seen] == [SCRIPT.tokens] * 10
         later_s, gaps_s = [], []

@@ -119,26 +119,20 @@ class LoadGenerator:
         self.calls: list[Call] = []
         self.cpu_share = 0.0
 
-    def reached(self) -> int:
-        """Returns how many of the calls so far may have reached the engine."""
-        return sum(call.reached for call in self.calls)
-
     def now(self) -> float:
         """Returns the seconds since the start of the run, in whole microseconds."""
         return round(time.perf_counter() - self._began_s, TIME_DIGITS)
 
     async def closed_loop(
-        self, requests: Iterator[Request], clients: int, enough: Callable[[int, float], bool]
+        self, requests: Iterator[Request], clients: int, least_requests: int, least_s: float = 0.0
     ) -> None:
-        """Runs that many clients, each of which sends its next request when one has ended.
-
-        `enough`: given the requests sent and the seconds passed, whether to stop sending.
-        """
+        """Runs that many clients, each of which sends its next request when one has ended, until
+        all have sent so many and so many seconds have passed."""
 
         async def client() -> None:
             request, free_s = next(requests), self.now()
-            while not enough(len(self.calls), self.now()):
-                call = self.record(Call(free_s=free_s, service_class=request.service_class))
+            while len(self.calls) < least_requests or self.now() < least_s:
+                call = Call(free_s=free_s, service_class=request.service_class)
                 sending = asyncio.ensure_future(self.send(call, request))
                 try:
                     await asyncio.sleep(0)  # lets it be sent
@@ -154,12 +148,12 @@ class LoadGenerator:
 
     async def open_loop(self, requests: Iterator[Request], due_s: Sequence[float]) -> None:
         """Sends each request when it is due, whether or not earlier ones have ended."""
-
         async with asyncio.TaskGroup() as tasks:
             for at_s in due_s:
                 request = next(requests)  # built before it is due
-                await self._sleep_until(at_s)
-                call = self.record(Call(due_s=at_s, service_class=request.service_class))
+                while (left_s := at_s - self.now()) > 0:  # noqa: ASYNC110 (a timer may fire early)
+                    await asyncio.sleep(left_s)
+                call = Call(due_s=at_s, service_class=request.service_class)
                 tasks.create_task(self.send(call, request))
 
     async def run(self, work: Work) -> None:
@@ -175,13 +169,12 @@ class LoadGenerator:
                 self._client.close()
                 self.cpu_share = (time.process_time() - cpu_s) / self.now()
 
-    def record(self, call: Call) -> Call:
-        """Adds a call that is about to be sent."""
+    def send(self, call: Call, request: Request) -> Work:
+        """Records a call at once; returns the work that sends it, until it has ended."""
         self.calls.append(call)
-        return call
+        return self._send(call, request)
 
-    async def send(self, call: Call, request: Request) -> None:
-        """Sends a request, and returns when its call has ended."""
+    async def _send(self, call: Call, request: Request) -> None:
         try:
             await self._client.run(call, request)
         finally:
@@ -189,13 +182,6 @@ class LoadGenerator:
                 call.fate, call.ended_s = Fate.CUT, self.now()
             self.ended += 1
             self._on_end()
-
-    async def _sleep_until(self, at_s: float) -> None:
-        """Never returns early, although an event loop's timer may fire a millisecond early."""
-        left_s = at_s - self.now()
-        while left_s > 0:
-            await asyncio.sleep(left_s)
-            left_s = at_s - self.now()
 
     async def _sample_lag(self) -> None:
         while True:

@@ -17,10 +17,10 @@ import importlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -37,21 +37,13 @@ _SCENARIOS: Final = {
     Arrivals.POISSON: "Server",
     Arrivals.AT_ONCE: "Offline",
 }
-# It makes its queries beforehand: enough of them for a single stream of this latency.
-_LEAST_LATENCY_NS: Final = 2_000_000
-# It makes a tenth more offline samples than its rate and duration need.
-_OFFLINE_MARGIN: Final = 1.1
+_NS_PER_MS: Final = 1e6
 # Without an SLO nothing is late.
 _NO_BOUND_MS: Final = 86_400_000.0
-_DETAIL: Final = "mlperf_log_detail.txt"
-# Its trace, which is not quite JSON, has how long after its scheduled time each query was issued.
-_TRACE: Final = "mlperf_log_trace.json"
+# In its trace, which is not quite JSON: how long after its scheduled time each query was issued.
 _SAMPLE: Final = re.compile(
     r'"name":"Sample".*"sample_seq":(?P<number>\d+),.*"issue_start_ns":(?P<late_ns>\d+)'
 )
-_NS_PER_S: Final = 1e9
-_LINE: Final = ":::MLLOG "
-_NS_PER_MS: Final = 1_000_000
 # Its names of mean and percentiles, by ours.
 _TIMES: Final = {
     "latency": ("result_mean_latency_ns", "result_{}.00_percentile_latency_ns"),
@@ -64,7 +56,6 @@ _TIMES: Final = {
         "result_time_per_output_token_{}.00_percentile_ns",
     ),
 }
-_TOKENS: Final = ("result_tokens_per_second", "result_completed_tokens_per_second")
 
 
 def check(scenario: Scenario) -> str:
@@ -88,7 +79,7 @@ class Loadgen:
     """One test. `began_s`: when its clock began, by that of the run."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
-        """`folder`: made if it does not exist."""
+        """`folder`: of its logs, made if it does not exist."""
         self._lg = importlib.import_module("mlperf_loadgen")
         self._scenario, self._folder = scenario, folder
         self.began_s = 0.0
@@ -96,23 +87,13 @@ class Loadgen:
     async def work(self, load: LoadGenerator, requests: Iterator[Request]) -> None:
         """Sends a request for each query until the test has ended."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._scenario.arrivals is Arrivals.AT_ONCE:
-            requests = iter(list(islice(requests, self._scenario.least_requests + 1)))
         loop, issued = asyncio.get_running_loop(), asyncio.Queue[tuple[int, float] | None]()
 
-        def issue(samples: Sequence[Any]) -> None:
-            at_s = load.now()
-            for each in samples:
-                loop.call_soon_threadsafe(issued.put_nowait, (each.id, at_s))
-
-        def test() -> None:
-            try:
-                self._test(load, issue)
-            finally:
-                loop.call_soon_threadsafe(issued.put_nowait, None)
+        def put(query: tuple[int, float] | None) -> None:
+            loop.call_soon_threadsafe(issued.put_nowait, query)
 
         # A test cannot be stopped: a run that ends early leaves its thread behind.
-        threading.Thread(target=test, name="loadgen", daemon=True).start()
+        threading.Thread(target=self._test, args=(load, put), name="loadgen", daemon=True).start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 request = next(requests)
@@ -125,28 +106,38 @@ class Loadgen:
 
     def _as_scheduled(self, calls: Sequence[Call]) -> None:
         """Dates calls back by how late it was itself: a query is due when its schedule says so."""
-        trace = self._folder / _TRACE
-        for found in _SAMPLE.finditer(trace.read_text("utf-8") if trace.is_file() else ""):
+        for found in _SAMPLE.finditer(self._log("trace.json")):
             call = calls[int(found["number"])]
             assert call.due_s is not None
-            call.due_s = max(0.0, call.due_s - int(found["late_ns"]) / _NS_PER_S)
+            call.due_s = max(0.0, call.due_s - int(found["late_ns"]) / (1000 * _NS_PER_MS))
 
-    def _test(self, load: LoadGenerator, issue: Any) -> None:
+    def _log(self, name: str) -> str:
+        """Returns one of its logs, empty without it."""
+        path = self._folder / f"mlperf_log_{name}"
+        return path.read_text("utf-8") if path.is_file() else ""
+
+    def _test(self, load: LoadGenerator, put: Callable[[tuple[int, float] | None], None]) -> None:
+        """Puts each query when it is issued, and None at the end."""
+
+        def issue(samples: Sequence[Any]) -> None:
+            at_s = load.now()
+            for each in samples:
+                put((each.id, at_s))
+
         def loaded(samples: Sequence[int]) -> None:
             self.began_s = load.now()
 
         lg, count = self._lg, self._scenario.least_requests
-        log = lg.LogOutputSettings()
-        log.outdir = str(self._folder)
-        settings = lg.LogSettings()
-        settings.log_output, settings.enable_trace = log, True
-        system = lg.ConstructSUT(issue, lambda: None)
-        library = lg.ConstructQSL(count, count, loaded, lambda samples: None)
-        try:
-            lg.StartTestWithLogSettings(system, library, self._settings(), settings)
-        finally:
-            lg.DestroyQSL(library)
-            lg.DestroySUT(system)
+        with ExitStack() as ends:
+            ends.callback(put, None)
+            output, logs = lg.LogOutputSettings(), lg.LogSettings()
+            output.outdir = str(self._folder)
+            logs.log_output, logs.enable_trace = output, True
+            system = lg.ConstructSUT(issue, lambda: None)
+            ends.callback(lg.DestroySUT, system)
+            library = lg.ConstructQSL(count, count, loaded, lambda samples: None)
+            ends.callback(lg.DestroyQSL, library)
+            lg.StartTestWithLogSettings(system, library, self._settings(), logs)
 
     def _settings(self) -> Any:
         scenario, found = self._scenario, self._lg.TestSettings()
@@ -156,11 +147,13 @@ class Loadgen:
         found.min_query_count = scenario.least_requests
         found.min_duration_ms = round(1000 * scenario.least_seconds)
         found.schedule_rng_seed = found.sample_index_rng_seed = scenario.seed
-        found.single_stream_expected_latency_ns = _LEAST_LATENCY_NS
+        # It makes its queries beforehand: enough of them for a single stream of this latency.
+        found.single_stream_expected_latency_ns = 2_000_000
         found.server_target_qps = scenario.rate_per_s or 1.0
-        found.ttft_latency = round(1e6 * (scenario.slo_ms.get("ttft", _NO_BOUND_MS)))
-        found.tpot_latency = round(1e6 * (scenario.slo_ms.get("tpot", _NO_BOUND_MS)))
-        margin_s = _OFFLINE_MARGIN * max(1.0, scenario.least_seconds)
+        found.ttft_latency = round(_NS_PER_MS * scenario.slo_ms.get("ttft", _NO_BOUND_MS))
+        found.tpot_latency = round(_NS_PER_MS * scenario.slo_ms.get("tpot", _NO_BOUND_MS))
+        # It makes a tenth more offline samples than its rate and duration need.
+        margin_s = 1.1 * max(1.0, scenario.least_seconds)
         found.offline_expected_qps = scenario.least_requests / margin_s
         return found
 
@@ -181,53 +174,45 @@ class Loadgen:
                 report(lg.QuerySamplesComplete, len(call.event_s))
 
         due_s = None if self._scenario.arrivals is Arrivals.ONE_BY_ONE else at_s
-        call = load.record(Call(due_s=due_s, free_s=at_s, on_events=events))
+        call = Call(due_s=due_s, free_s=at_s, on_events=events)
         try:
             await load.send(call, request)
         finally:
             report(lg.FirstTokenComplete, 1)
             report(lg.QuerySamplesComplete, call.output_tokens or 1)
 
+    def compared(self, calls: Sequence[Call]) -> LoadgenDocument | None:
+        """Returns its figures in its logs beside ours; None where it did not finish."""
+        entries = (line.partition(":::MLLOG ")[2] for line in self._log("detail.txt").splitlines())
+        logged = [json.loads(entry) for entry in entries if entry]
+        found = {each["key"]: each["value"] for each in logged}
+        if "result_validity" not in found:
+            return None
+        figures = {
+            name: (found[key] / unit, ours)
+            for key, name, unit, ours in self._figures(calls)
+            if found.get(key)
+        }
+        valid = found["result_validity"] == "VALID"
+        return LoadgenDocument(folder=str(self._folder), valid=valid, figures=figures)
 
-def compared(folder: Path, calls: Sequence[Call], began_s: float) -> LoadgenDocument | None:
-    """Returns its figures in the logs of a folder beside ours; None where it did not finish.
-
-    `began_s`: when its clock began, by that of the calls.
-    """
-    log = folder / _DETAIL
-    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-    entries = [json.loads(entry) for line in lines if (entry := line.partition(_LINE)[2])]
-    found = {each["key"]: each["value"] for each in entries}
-    if "result_validity" not in found:
-        return None
-    figures = {
-        name: (found[key] / unit, ours)
-        for key, name, unit, ours in _figures(calls, began_s)
-        if found.get(key)
-    }
-    valid = found["result_validity"] == "VALID"
-    return LoadgenDocument(folder=str(folder), valid=valid, figures=figures)
-
-
-def _figures(calls: Sequence[Call], began_s: float) -> Iterator[tuple[str, str, float, float]]:
-    """Yields our figures: the key there, the name, the unit there in ours, and the value."""
-    served = [
-        served
-        if call.free_s is None or call.due_s is not None
-        else replace(served, arrived_s=call.free_s)
-        for call in calls
-        if (served := call.served) is not None
-    ]
-    if not served or len(served) < len(calls):
-        return
-    seconds = max(each.ended_s for each in served) - began_s
-    for key in _TOKENS:
-        yield key, "tokens/s", 1, sum(each.output_tokens for each in served) / seconds
-    for name, (mean_key, percentile_key) in _TIMES.items():
-        known = (each.times_s[name.lower()] for each in served)
-        times_ms = sorted(1000 * each for each in known if each is not None)
-        if times_ms:
-            yield mean_key, f"{name} mean, ms", _NS_PER_MS, fmean(times_ms)
-        for p in PERCENTILES if times_ms else ():
-            ours = times_ms[len(times_ms) * p // 100]
-            yield percentile_key.format(p), f"{name} p{p}, ms", _NS_PER_MS, ours
+    def _figures(self, calls: Sequence[Call]) -> Iterator[tuple[str, str, float, float]]:
+        """Yields our figures: the key there, the name, the unit there in ours, and the value."""
+        due = (
+            replace(each, due_s=each.free_s if each.due_s is None else each.due_s) for each in calls
+        )
+        served = [made for call in due if (made := call.served) is not None]
+        if not served or len(served) < len(calls):
+            return
+        tokens = sum(each.output_tokens for each in served)
+        per_s = tokens / (max(each.ended_s for each in served) - self.began_s)
+        for key in ("result_tokens_per_second", "result_completed_tokens_per_second"):
+            yield key, "tokens/s", 1, per_s
+        for name, (mean_key, percentile_key) in _TIMES.items():
+            known = (each.times_s[name.lower()] for each in served)
+            times_ms = sorted(1000 * each for each in known if each is not None)
+            if times_ms:
+                yield mean_key, f"{name} mean, ms", _NS_PER_MS, fmean(times_ms)
+            for p in PERCENTILES if times_ms else ():
+                ours = times_ms[len(times_ms) * p // 100]
+                yield percentile_key.format(p), f"{name} p{p}, ms", _NS_PER_MS, ours

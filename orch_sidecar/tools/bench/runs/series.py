@@ -9,7 +9,7 @@ trials.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 
@@ -48,18 +48,19 @@ RULES: Final = SearchRules(
 )
 
 
+@dataclass(slots=True)
 class RateSearch:
-    """The rates that were tried. `best`: the largest one that met the SLO; `missed`: the smallest
-    one that did not; None without one. `last`: the result of the last trial."""
+    """The rates that were tried, and the next one, above 0. `trial_s`: the length of a trial.
+    `best`: the largest one that met the SLO; `missed`: the smallest one that did not; None without
+    one. `last`: the result of the last trial."""
 
-    def __init__(self, first_per_s: float, rules: SearchRules, trial_s: float = inf) -> None:
-        """`first_per_s`: above 0. `trial_s`: the length of a trial."""
-        self.rules, self.trial_s = rules, trial_s
-        self.next_per_s = first_per_s
-        self.trials: list[Trial] = []
-        self.best: Trial | None = None
-        self.missed: Trial | None = None
-        self.last: Result | None = None
+    next_per_s: float
+    rules: SearchRules
+    trial_s: float = inf
+    trials: list[Trial] = field(default_factory=list)
+    best: Trial | None = None
+    missed: Trial | None = None
+    last: Result | None = None
 
     @property
     def done(self) -> bool:

@@ -160,7 +160,7 @@ def trace(*requests: TracedRequest, block_tokens: int | None = None, sha: str = 
     return Trace("some.jsonl", sha * 64, requests, block_tokens)
 
 
-WHOLE = {"window_s": (0.0, None), "time_factor": 1.0, "length_factor": 1.0}
+WHOLE: dict[str, Any] = {"window_s": (0.0, None), "time_factor": 1.0, "length_factor": 1.0}
 
 
 def tokens(first: Trace, bulk: Trace | None = None, *, seed: int = 1) -> list[tuple[int, ...]]:

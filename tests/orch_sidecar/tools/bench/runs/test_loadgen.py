@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, Fate
-from orch_sidecar.tools.bench.runs.loadgen import compared
+from orch_sidecar.tools.bench.runs.loadgen import Loadgen
+from tests.orch_sidecar.tools.bench.sample_results import SINGLE
 
 # Ten requests, issued each second from second 1; the n-th takes n hundred ms, and its first token a
 # tenth of that.
@@ -42,7 +43,9 @@ def logged(folder: Path, **values: object) -> Path:
 
 
 def test_both_are_defined_alike(tmp_path: Path) -> None:
-    found = compared(logged(tmp_path), CALLS, began_s=0.5)
+    test = Loadgen(SINGLE, logged(tmp_path))
+    test.began_s = 0.5
+    found = test.compared(CALLS)
     assert found is not None
     assert found.valid
     ours = {name: each for name, (_, each) in found.figures.items()}
@@ -60,12 +63,13 @@ def test_both_are_defined_alike(tmp_path: Path) -> None:
 
 def test_nothing_is_compared_where_a_request_was_not_answered(tmp_path: Path) -> None:
     refused = Call(free_s=2.0, sent_s=2.0, ended_s=2.1, fate=Fate.REFUSED, status=429)
-    found = compared(logged(tmp_path, result_validity="INVALID"), [*CALLS, refused], 0.0)
+    folder = logged(tmp_path, result_validity="INVALID")
+    found = Loadgen(SINGLE, folder).compared([*CALLS, refused])
     assert found is not None
     assert (found.valid, found.figures) == (False, {})
 
 
 def test_test_that_did_not_end_has_no_figures(tmp_path: Path) -> None:
-    assert compared(tmp_path, CALLS, 0.0) is None
+    assert Loadgen(SINGLE, tmp_path).compared(CALLS) is None
     (tmp_path / "mlperf_log_detail.txt").write_text(':::MLLOG {"key": "a", "value": 1}\n')
-    assert compared(tmp_path, CALLS, 0.0) is None
+    assert Loadgen(SINGLE, tmp_path).compared(CALLS) is None
