@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from orch_sidecar.tools.facts.labels import intervals, thresholds
 from orch_sidecar.tools.facts.labels.observation import Observation, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.tables.contradictions import load_contradictions
+from orch_sidecar.tools.facts.tables.contradictions import load_rules
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.lease_protocol import timestamp
 
@@ -138,8 +138,8 @@ def _arrivals(seen: Observation) -> tuple[Rule, ...]:
     single, lacking, stated = seen.label is Label.SINGLE_STREAM, 0.0, ""
     if (load := seen.load) is not None and (single or not load.one_by_one):  # `_steps` says that
         known, least = {"arrivals": load.arrivals, "at_once": load.clients}, seen.target
-        wrong = load_contradictions(seen.label, load.arrivals, load.clients, at_least=least)
-        stated = "; ".join(f"{name}={known[name]} {rule}" for name, rule in wrong)
+        rules = load_rules(seen.label, load.arrivals, load.clients, least)
+        stated = "; ".join(f"{name}={known[name]} {rule}" for name, wrong, rule in rules if wrong)
     if seen.label is Label.OFFLINE and seen.in_flight and seen.target:
         lacking = intervals.missing(seen.in_flight, seen.supply_target)
     overlaps = intervals.overlapping(seen.in_engine, seen.clock_slack) if single else 0

@@ -23,7 +23,6 @@ from orch_sidecar.tools.facts.tables.row import (
     Label,
     Row,
     format_notes,
-    label_of_run,
     measurement_key,
     run_of,
     violated_rule,
@@ -121,9 +120,9 @@ def conflicts(rows: Iterable[LocatedRow]) -> list[Fault]:
     faults = []
     for located in rows:
         row, noted = located.row, None
-        run, label = run_of(row.source_tag), label_of_run(row)
+        run, label = run_of(row.source_tag), row.stated_label
         first = located if run is None or label is None else labelled.setdefault(run, located)
-        if (other := label_of_run(first.row)) is not label:
+        if (other := first.row.stated_label) is not label:
             index = COLUMNS.index("measurement_type" if row.is_confirmed else "scenario_notes")
             noted = None if row.is_confirmed else row.notes.pair("claim")
             rule = f"{first.place} has {str(other)!r} for the same run, {run}: a run has one label"

@@ -64,6 +64,14 @@ class Row:
         return self.measurement_type is not Label.TO_BE_CONFIRMED
 
     @property
+    def stated_label(self) -> Label | None:
+        """The label that it states about its run: its own, or the one that it claims."""
+        if self.is_confirmed:
+            return self.measurement_type
+        claim = self.notes.get("claim", "none")
+        return Label(claim) if claim in set(MEANINGS) else None
+
+    @property
     def notes(self) -> RowNotes:
         """What `scenario_notes` has. Raises ValueError unless it is `key=value` pairs."""
         return parse_notes(self.scenario_notes)
@@ -231,11 +239,3 @@ def label_in(text: str) -> Label | None:
     """Returns the label of the run of `orch bench` that a text names; None where it names none."""
     bench = _BENCH_ID.search(text)
     return None if bench is None else Label(bench[1])
-
-
-def label_of_run(row: Row) -> Label | None:
-    """Returns the label that a row states about its run: its own, or the one that it claims."""
-    if row.is_confirmed:
-        return row.measurement_type
-    claim = row.notes.get("claim", "none")
-    return Label(claim) if claim in set(Label) - {Label.TO_BE_CONFIRMED} else None
