@@ -16,17 +16,16 @@ from random import Random
 from typing import Final
 
 from orch_sidecar.tools.arguments import add_seed, count, counts, non_negative, positive
-from orch_sidecar.tools.bench.decode.device import open_device
+from orch_sidecar.tools.bench.decode.device import FMA_PER_ITERATION, open_device
 from orch_sidecar.tools.bench.decode.measure import Kernel
 from orch_sidecar.tools.bench.decode.result import (
     Config,
     DecodeResult,
-    Run,
     points_of,
     run_figures,
 )
-from orch_sidecar.tools.bench.decode.schedule import run_schedule
-from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION
+from orch_sidecar.tools.bench.decode.schedule import RunStep, run_schedule
+from orch_sidecar.tools.bench.load.driver import without_collection
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.reports import add_report, write_report
 from orch_sidecar.tools.bench.results.sweep import fit
@@ -105,7 +104,8 @@ def run(options: argparse.Namespace) -> int:
     if options.report is not None:
         require()
         files.check_writable(beside if options.report is True else options.report)
-    found = _measured(options)
+    with without_collection():  # of what an import leaves, and within steps
+        found = _measured(options)
     document = json.dumps(found.model_dump(mode="json"), indent=2)
     page = decode_report(found)
     print(document if options.json == "-" else page.plain)
@@ -126,13 +126,22 @@ def _measured(options: argparse.Namespace) -> DecodeResult:
             steps = [run_step(batch) for batch in _turns(options.sweep, options.steps)]
         points = points_of(steps)
         curve = fit([(point.batch, point.step_ms.p50) for point in points])
-        return DecodeResult(config=config, device=device.info, points=points, fit=curve)
+        return DecodeResult(config=config, device=device, points=points, fit=curve)
+    batches = range(1, config.bmax + 1)
     if options.nreq is None:
         seconds = BUDGET_S / len(options.window_ms)
-        config = replace(config, nreq=kernel.requests_within(seconds, config.tokens, NREQ))
+        nreq = _requests_within(seconds, kernel.warmed_up(batches), config)
+        config = replace(config, nreq=nreq)
+    random = Random(config.seed)  # noqa: S311 (no secret)
+    gaps_ms = (1000 * random.expovariate(config.rate_per_s) for _ in range(config.nreq))
+    arrivals_ms, runs = list(accumulate(gaps_ms)), []
     with Progress(f"serving {config.nreq} requests"):
-        runs = tuple(_runs(config, kernel, options.window_ms))
-    return DecodeResult(config=config, device=device.info, runs=runs)
+        for window_ms in options.window_ms:
+            schedule = (arrivals_ms, config.tokens, config.bmax, window_ms)
+            run_step = kernel.warmed_up(batches)
+            outcome = run_schedule(*schedule, run_step, reference=config.reference)
+            runs.append(run_figures(window_ms, outcome))
+    return DecodeResult(config=config, device=device, runs=tuple(runs))
 
 
 def _turns(batches: Sequence[int], steps: int) -> Iterator[int]:
@@ -142,14 +151,13 @@ def _turns(batches: Sequence[int], steps: int) -> Iterator[int]:
             yield from repeat(batch, min(_STEPS_IN_A_ROW, steps - done))
 
 
-def _runs(config: Config, kernel: Kernel, windows_ms: Sequence[float]) -> Iterator[Run]:
-    """Yields the run of each window, all on the same arrivals. Virtual time advances by the time of
-    each step."""
-    random = Random(config.seed)  # noqa: S311 (no secret)
-    gaps_ms = (1000 * random.expovariate(config.rate_per_s) for _ in range(config.nreq))
-    arrivals_ms = list(accumulate(gaps_ms))
-    for window_ms in windows_ms:
-        run_step = kernel.warmed_up(range(1, config.bmax + 1))
-        schedule = (arrivals_ms, config.tokens, config.bmax, window_ms)
-        outcome = run_schedule(*schedule, run_step, reference=config.reference)
-        yield run_figures(window_ms, outcome)
+def _requests_within(seconds: float, run_step: RunStep, config: Config) -> int:
+    """Returns how many requests, at most NREQ, steps serve in the given time.
+
+    A device that is not overloaded runs for as long as requests arrive, unless each has ended when
+    the next one comes.
+    """
+    alone, full = (min(run_step(batch).ms for _ in range(5)) for batch in (1, config.bmax))
+    alone_s, full_s = (config.tokens * step_ms / 1000 for step_ms in (alone, full / config.bmax))
+    request_s = max(full_s, min(alone_s, 1 / config.rate_per_s))
+    return max(1, min(NREQ, int(seconds / request_s)))

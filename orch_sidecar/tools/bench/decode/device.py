@@ -1,7 +1,7 @@
-"""Opens the device that runs the steps: its name, number format, cache and free memory.
+"""The device that runs the steps, and the model that suits it: its size, work and memory traffic.
 
-The only module here that imports torch, when a device is opened. ROCm builds of torch provide
-`torch.cuda`, so CUDA and HIP share one path.
+Only `load_torch` imports torch. ROCm builds of it provide `torch.cuda`, so CUDA and HIP share one
+path.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.decode.result import DeviceInfo
-from orch_sidecar.tools.bench.decode.shape import ON_CPU, ON_GPU, Shape
-from orch_sidecar.tools.bench.machine import cpu_flags, cpu_model, last_level_cache, memory_bytes
+from orch_sidecar.tools.bench.machine import cpu_flags, cpu_model, last_level_cache
+
+# The multiply-adds of an iteration of the kernel in "Throughput, Latency & Batching Policy".
+FMA_PER_ITERATION: Final = 8
 
 # CPU features that multiply bfloat16. Without them it is emulated, and float32 is faster.
 _BF16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -29,15 +30,87 @@ _SPIN_COUNT: Final = "10000"
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """An opened device. `place`, `dtype`: torch objects. `free_bytes`: of its memory, None where
-    unknown."""
+class Shape:
+    """The shape of a model. `context`: tokens of each sequence in the KV cache.
 
-    torch: Any
-    place: Any
-    dtype: Any
-    info: DeviceInfo
-    free_bytes: int | None
+    A layer is that of a Llama: `heads` query heads share `kv_heads` heads of keys and values, and a
+    gated MLP has 3.5 times the hidden size (Llama 3 8B: 14336 / 4096). The heads divide the hidden
+    size into multiples of 8, which kernels for attention take, and are a multiple of those of keys
+    and values.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    context: int
+
+    @classmethod
+    def of_work(cls, iterations: int) -> Shape:
+        """Returns the widest model of one layer whose step takes no more multiply-adds than so many
+        iterations of the paper's kernel; the smallest one if none is as small."""
+        shape = wider = cls(layers=1, hidden=32, heads=4, kv_heads=1, context=16)
+        while wider.multiply_adds <= FMA_PER_ITERATION * iterations:
+            shape, wider = wider, replace(wider, hidden=wider.hidden + 32)
+        return shape
+
+    @property
+    def head(self) -> int:
+        """The size of a head."""
+        return self.hidden // self.heads
+
+    @property
+    def kv_width(self) -> int:
+        """The size of a token's keys (and of its values) in a layer."""
+        return self.kv_heads * self.head
+
+    @property
+    def mlp(self) -> int:
+        return self.hidden * 7 // 2
+
+    @property
+    def weights(self) -> int:
+        """The parameters of all layers; a step reads each once, whatever the batch."""
+        attention = self.hidden * (2 * self.hidden + 2 * self.kv_width)
+        return self.layers * (attention + 3 * self.hidden * self.mlp)
+
+    @property
+    def kv_values(self) -> int:
+        """The numbers in the KV cache of one sequence; a step reads each once."""
+        return self.layers * 2 * self.context * self.kv_width
+
+    @property
+    def multiply_adds(self) -> int:
+        """The multiply-adds per sequence and step, of weights and of attention."""
+        return self.weights + self.layers * 2 * self.context * self.hidden
+
+
+# Weights of 55 MB in bfloat16, more than the last-level cache that most processors have for a few
+# cores, so that every step reads them from memory. Steps take 2 to 4 ms on two cores.
+ON_CPU: Final = Shape(layers=2, hidden=1024, heads=16, kv_heads=4, context=256)
+
+# Four layers of an 8B model, 1.7 GB in bfloat16: 0.5 ms of an H100's memory bandwidth, and about
+# 35 times its L2 cache. With the KV cache of 16 sequences they fit in 3 GB.
+ON_GPU: Final = Shape(layers=4, hidden=4096, heads=32, kv_heads=8, context=2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device and the model. `threads`, `cache_bytes`: None where unknown or not applicable.
+    `busy_threads`: of other programs, on the `cpus` that steps run on, as a mean of the last minute
+    before them; None of a GPU."""
+
+    kind: str
+    name: str
+    torch: str
+    dtype: str
+    cache_bytes: int | None
+    weight_bytes: int
+    kv_bytes_per_sequence: int
+    shape: Shape
+    threads: int | None = None
+    cpus: int | None = None
+    busy_threads: float | None = None
 
 
 def open_device(work: int | None = None) -> Device:
@@ -48,13 +121,28 @@ def open_device(work: int | None = None) -> Device:
     Unavailable without torch.
     """
     load = os.getloadavg()[0]  # before this program adds to it
-    torch = _torch()
+    torch = load_torch()
     if torch.cuda.is_available():
-        place, dtype, free_bytes, known = _gpu(torch)
+        torch.cuda.set_device(0)  # events and streams are those of the current device
+        properties = torch.cuda.get_device_properties(0)
+        shape, kind = ON_GPU, "cuda" if torch.version.hip is None else "hip"
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        dtype = torch.bfloat16 if fast else torch.float16
+        # HIP may report a cache of 0 for unknown.
+        known = {"name": properties.name, "cache_bytes": properties.L2_cache_size or None}
     else:
-        place, dtype, free_bytes, known = _cpu(torch, load)
-    shape = (ON_CPU if known["kind"] == "cpu" else ON_GPU) if work is None else Shape.of_work(work)
-    info = DeviceInfo(
+        shape, kind = ON_CPU, "cpu"
+        dtype = torch.float32 if _BF16_FLAGS.isdisjoint(cpu_flags()) else torch.bfloat16
+        known = {
+            "name": cpu_model() or platform.processor() or platform.machine(),
+            "cache_bytes": last_level_cache(),
+            "threads": torch.get_num_threads(),
+            "cpus": os.cpu_count(),
+            "busy_threads": load,
+        }
+    shape = shape if work is None else Shape.of_work(work)
+    return Device(
+        kind=kind,
         torch=str(torch.__version__),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=shape.weights * dtype.itemsize,
@@ -62,10 +150,10 @@ def open_device(work: int | None = None) -> Device:
         shape=shape,
         **known,
     )
-    return Device(torch, place, dtype, info, free_bytes)
 
 
-def _torch() -> Any:
+def load_torch() -> Any:
+    """Returns the module torch. Raises Unavailable without it."""
     default_spinning = not _SPINNING & os.environ.keys()
     if default_spinning:
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
@@ -81,35 +169,3 @@ def _torch() -> Any:
     finally:
         if default_spinning:
             del os.environ["GOMP_SPINCOUNT"]
-
-
-# The place, the number format, the bytes of free memory, and what is known of the device.
-_Found = tuple[Any, Any, int | None, dict[str, Any]]
-
-
-def _cpu(torch: Any, load: float) -> _Found:
-    fast = not _BF16_FLAGS.isdisjoint(cpu_flags())
-    known = {
-        "kind": "cpu",
-        "name": cpu_model() or platform.processor() or platform.machine(),
-        "cache_bytes": last_level_cache(),
-        "threads": torch.get_num_threads(),
-        "cpus": os.cpu_count(),
-        "busy_threads": load,
-    }
-    dtype = torch.bfloat16 if fast else torch.float32
-    return torch.device("cpu"), dtype, memory_bytes("MemAvailable"), known
-
-
-def _gpu(torch: Any) -> _Found:
-    place = torch.device("cuda", 0)  # `set_device` needs an index
-    torch.cuda.set_device(place)  # events and streams are those of the current device
-    fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    properties = torch.cuda.get_device_properties(place)
-    known = {
-        "kind": "cuda" if torch.version.hip is None else "hip",
-        "name": torch.cuda.get_device_name(place),
-        "cache_bytes": properties.L2_cache_size or None,  # HIP may report 0 for unknown
-    }
-    dtype = torch.bfloat16 if fast else torch.float16
-    return place, dtype, torch.cuda.mem_get_info(place)[0], known

@@ -12,29 +12,18 @@ timeline, as in a profiler; on a CPU by the host's clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.decode.device import Device
+from orch_sidecar.tools.bench.decode.device import Device, load_torch
 from orch_sidecar.tools.bench.decode.schedule import RunStep, TimedStep
+from orch_sidecar.tools.bench.machine import memory_bytes
 
-# torch is imported by `device` when needed, so its types are not available here.
-Tensor = Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """Weights are (outputs, inputs), `kv` is (key or value, sequence, head, token, head size)."""
-
-    qkv: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
-    kv: Tensor
-
+Tensor = Any  # torch is imported when a device is opened, so its types are not available here
 
 # Steps of the largest batch that warm up caches, clocks and the allocator; one of each size
 # follows, as the first of a size selects its kernels.
@@ -55,27 +44,27 @@ class HostEvent:
 
 
 class Timer:
-    """Times a step that a call launches, and the gap before it. `event`: makes an event.
+    """Runs steps to their ends, and times each and the gap before it.
 
     Two pairs of events alternate, so that the previous end still exists when the gap is read, and
     none is created within a step. The host waits only for the end of a step.
     """
 
-    def __init__(self, event: Callable[[], Any]) -> None:
-        self._pairs = [(event(), event()) for _ in range(2)]
+    def __init__(self, event: Callable[[], Any], launch: Callable[[int], None]) -> None:
+        """`event`: makes an event. `launch`: launches a step of so many sequences."""
+        self._pairs = cycle([(event(), event()) for _ in range(2)])
+        self._launch = launch
         self._last: Any = None
 
-    def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]:
-        """Runs a step to its end; returns its milliseconds and those of the gap, or None."""
-        self._pairs.reverse()
-        start, end = self._pairs[0]
+    def __call__(self, batch: int) -> TimedStep:
+        start, end = next(self._pairs)
         start.record()
-        launch()
+        self._launch(batch)
         end.record()
         end.synchronize()
         gap_ms = None if self._last is None else self._last.elapsed_time(start)
         self._last = end
-        return start.elapsed_time(end), gap_ms
+        return TimedStep(batch, start.elapsed_time(end), gap_ms)
 
 
 class Kernel:
@@ -88,37 +77,40 @@ class Kernel:
     """
 
     def __init__(self, device: Device, bmax: int, seed: int) -> None:
-        info, free_bytes = device.info, device.free_bytes
-        needed = info.weight_bytes + bmax * info.kv_bytes_per_sequence
-        if free_bytes is not None and needed > free_bytes:
+        torch = self._torch = load_torch()
+        shape = self._shape = device.shape
+        on_cpu = device.kind == "cpu"
+        needed = device.weight_bytes + bmax * device.kv_bytes_per_sequence
+        free = memory_bytes("MemAvailable") if on_cpu else torch.cuda.mem_get_info(0)[0]
+        if free is not None and needed > free:
             raise Unavailable(
                 f"the weights and a KV cache of {bmax} sequences need {needed / 1e9:.1f} GB, but "
-                f"{free_bytes / 1e9:.1f} GB are free: reduce the batch, or choose a toy by --work"
+                f"{free / 1e9:.1f} GB are free: reduce the batch, or choose a toy by --work"
             )
-        self._device, self._bmax = device, bmax
-        self._torch, self._shape = device.torch, info.shape
-        self._oldest = 0
-        place = {"device": device.place, "dtype": device.dtype}
-        random = device.torch.Generator(device.place).manual_seed(seed)
+        self._event = HostEvent if on_cpu else partial(torch.cuda.Event, enable_timing=True)
+        place = "cpu" if on_cpu else "cuda:0"
+        random = torch.Generator(place).manual_seed(seed)
 
         def normal(*size: int, deviation: float = 1.0) -> Tensor:
-            return device.torch.empty(size, **place).normal_(0, deviation, generator=random)
+            empty = torch.empty(size, device=place, dtype=getattr(torch, device.dtype))
+            return empty.normal_(0, deviation, generator=random)
 
         def weight(outputs: int, inputs: int) -> Tensor:
             return normal(outputs, inputs, deviation=inputs**-0.5)
 
-        shape, hidden = self._shape, self._shape.hidden
+        # Weights are (outputs, inputs), `kv` is (key or value, sequence, head, token, head size).
         self._layers = [
-            _Layer(
-                qkv=weight(hidden + 2 * shape.kv_width, hidden),
-                out=weight(hidden, hidden),
-                gate_up=weight(2 * shape.mlp, hidden),
-                down=weight(hidden, shape.mlp),
+            SimpleNamespace(
+                qkv=weight(shape.hidden + 2 * shape.kv_width, shape.hidden),
+                out=weight(shape.hidden, shape.hidden),
+                gate_up=weight(2 * shape.mlp, shape.hidden),
+                down=weight(shape.hidden, shape.mlp),
                 kv=normal(2, bmax, shape.kv_heads, shape.context, shape.head),
             )
             for _ in range(shape.layers)
         ]
-        self.states = normal(bmax, hidden)
+        self._oldest = 0
+        self.states = normal(bmax, shape.hidden)
 
     def step(self, batch: int) -> None:
         """Launches one token for each of the first `batch` sequences, without waiting for it."""
@@ -134,7 +126,7 @@ class Kernel:
             self.states[:batch] = functional.rms_norm(states, hidden)
         self._oldest = (self._oldest + 1) % self._shape.context
 
-    def _attend(self, layer: _Layer, states: Tensor) -> Tensor:
+    def _attend(self, layer: SimpleNamespace, states: Tensor) -> Tensor:
         """Returns the attention of each sequence's newest token to its whole cache.
 
         Query heads that share keys and values take the place of a prompt's tokens: as each sees
@@ -155,20 +147,9 @@ class Kernel:
         )
         return attended.reshape(batch, shape.hidden)
 
-    def requests_within(self, seconds: float, tokens: int, most: int) -> int:
-        """Returns how many requests, at most `most`, steps of `bmax` serve in the given time."""
-        run_step = self.warmed_up(range(1, self._bmax + 1))
-        full_ms = min(run_step(self._bmax).ms for _ in range(_WARM_UP_STEPS))
-        return max(1, min(most, int(1000 * seconds * self._bmax / (tokens * full_ms))))
-
     def warmed_up(self, batches: Sequence[int]) -> RunStep:
         """Runs some steps, and returns what runs more of them, with the gaps between them."""
-        run_step = self._timed()
+        warm_up = Timer(self._event, self.step)
         for batch in (*[max(batches)] * _WARM_UP_STEPS, *batches):
-            run_step(batch)
-        return self._timed()
-
-    def _timed(self) -> RunStep:
-        on_device = partial(self._torch.cuda.Event, enable_timing=True)
-        timer = Timer(HostEvent if self._device.info.kind == "cpu" else on_device)
-        return lambda batch: TimedStep(batch, *timer(lambda: self.step(batch)))
+            warm_up(batch)
+        return Timer(self._event, self.step)

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from orch_sidecar.tools.bench.decode.device import Device
 from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep
-from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.results.result import Document
 from orch_sidecar.tools.bench.results.sweep import Curve
-from orch_sidecar.tools.facts.labels.figures import Spread, Totals, figures, spread
-
-# A batch beyond this is a damaged file.
-_MOST_BATCH: Final = 100_000
+from orch_sidecar.tools.facts.labels.figures import Spread, Totals, figures, scaling, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +35,6 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """The device and the model. `threads`, `cache_bytes`: None where unknown or not applicable.
-    `busy_threads`: of other programs, on the `cpus` that steps run on, as a mean of the last minute
-    before them; None of a GPU."""
-
-    kind: str
-    name: str
-    torch: str
-    dtype: str
-    cache_bytes: int | None
-    weight_bytes: int
-    kv_bytes_per_sequence: int
-    shape: Shape
-    threads: int | None = None
-    cpus: int | None = None
-    busy_threads: float | None = None
-
-    @property
-    def in_cache(self) -> bool:
-        """Whether the weights stay in the cache between steps, unlike those of a real model."""
-        return self.cache_bytes is not None and self.weight_bytes <= self.cache_bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
     """Steps of one batch. Throughput is that of the median step; the first step has no gap.
 
@@ -69,7 +42,7 @@ class Point:
     if a step of more sequences takes no longer.
     """
 
-    batch: Annotated[int, Field(ge=1, le=_MOST_BATCH)]
+    batch: Annotated[int, Field(ge=1, le=100_000)]  # beyond it the file is damaged
     steps: int
     step_ms: Spread
     gap_ms: Spread | None
@@ -99,7 +72,7 @@ class DecodeResult(Document):
     their medians; None for fewer than three."""
 
     config: Config
-    device: DeviceInfo
+    device: Device
     runs: tuple[Run, ...] = ()
     points: tuple[Point, ...] = ()
     fit: Curve | None = None
@@ -130,11 +103,9 @@ def points_of(timed: Sequence[TimedStep]) -> tuple[Point, ...]:
         step_ms = spread([each.ms for each in steps])
         assert step_ms is not None, "a point has steps"
         tokens_per_s = 1000 * batch / step_ms.p50
-        first = points[0] if points else None
-        speed_up = tokens_per_s / first.tokens_per_s if first else 1.0
-        efficiency = speed_up * first.batch / batch if first else 1.0
-        gap_ms = _gaps(steps)
-        points.append(Point(batch, len(steps), step_ms, gap_ms, tokens_per_s, speed_up, efficiency))
+        base = (points[0].batch, points[0].tokens_per_s) if points else (batch, tokens_per_s)
+        related = scaling(batch, tokens_per_s, base)
+        points.append(Point(batch, len(steps), step_ms, _gaps(steps), tokens_per_s, *related))
     return tuple(points)
 
 

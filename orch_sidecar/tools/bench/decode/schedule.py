@@ -1,23 +1,15 @@
-"""Schedules admissions and decode steps in virtual time.
+"""Schedules admissions and decode steps in virtual time, which advances by that of each step, as
+measured on a device; nothing here waits.
 
-Time advances by that of each step, as measured on a device; nothing here waits. The
-policy is that of "Throughput, Latency & Batching Policy" (Poisson arrivals, admission window, Bmax,
-top-up between steps):
+The policy is that of "Throughput, Latency & Batching Policy". When nothing is running, the first
+queued request opens a window; the batch is launched when it closes or Bmax requests are queued.
+While sequences are running, steps follow each other at once, and queued requests join between them
+in order of arrival, up to Bmax.
 
-- When nothing is running, the first queued request opens a window of `window_ms`; the batch is
-  launched when the window closes or Bmax requests are queued, whichever comes first.
-- When sequences are running, steps follow each other at once, and queued requests join between
-  them in order of arrival, up to Bmax.
-
-It differs from the paper's reference program, as the paper's text does, in three ways
-(`reference` serves as the program does):
-
-- The program idles for a quarter of the window before every step, even with a full batch, which
-  makes the p95 latency 2.6 to 3 times as long at its default load. Here a device with a running
-  sequence never idles: the window only delays requests that arrive at an idle device.
-- The program's window stays open when the batch is full.
-- The program's window opens when the device becomes idle, even for requests that have waited
-  longer already; here the window counts from the arrival.
+The paper's program (`reference`) does otherwise than its text in three ways. It idles for a quarter
+of the window before every step, even with a full batch, which makes the p95 latency 2.6 to 3 times
+as long at its default load. Its window stays open when the batch is full. It opens when the device
+becomes idle, even for requests that have waited longer already, and not when they arrive.
 """
 
 from __future__ import annotations
@@ -30,12 +22,9 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step of `batch` sequences.
-
-    `gap_ms`: from the end of the previous step to the start of this one: the time in which the
-    host notices, schedules and launches. None for the first step. Of a schedule, `start_ms`: when
-    it began, and `requests`: what it generated a token for, as indices of arrivals.
-    """
+    """A step of `batch` sequences. `gap_ms`: from the end of the previous step to its start, in
+    which the host notices, schedules and launches; None for the first. Of a schedule, `start_ms`:
+    when it began, and `requests`: what it generated a token for, as indices of arrivals."""
 
     batch: int
     ms: float
@@ -44,8 +33,7 @@ class TimedStep:
     requests: tuple[int, ...] = ()
 
 
-RunStep = Callable[[int], TimedStep]
-"""Runs a step of that many sequences; called once per step, in order."""
+RunStep = Callable[[int], TimedStep]  # runs a step of so many sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +54,7 @@ def run_schedule(
     reference: bool = False,
 ) -> Outcome:
     """Serves all requests, each with that many tokens, and returns their times and the steps.
-
-    `arrivals_ms`: ascending, from 0. A step takes some time. `reference`: as the paper's program
-    does, whose windows are as described above.
-    """
+    `arrivals_ms`: ascending, from 0. `run_step`: called once per step, which takes some time."""
     first: dict[int, float] = {}
     ended: dict[int, float] = {}
     left: dict[int, int] = {}  # tokens left of the running requests, in order of admission
@@ -80,7 +65,9 @@ def run_schedule(
             idle = not left
             now = max(now, arrivals_ms[admitted]) + window_ms if idle else now + window_ms / 4
         elif not left:
-            now = max(now, _launch_ms(arrivals_ms, admitted, bmax, window_ms))
+            batch_ms = arrivals_ms[admitted : admitted + bmax]
+            closes = batch_ms[0] + window_ms
+            now = max(now, closes if len(batch_ms) < bmax else min(closes, batch_ms[-1]))
         while len(left) < bmax and admitted < len(arrivals_ms) and arrivals_ms[admitted] <= now:
             left[admitted] = tokens
             admitted += 1
@@ -98,10 +85,3 @@ def run_schedule(
         for index, arrived in enumerate(arrivals_ms)
     )
     return Outcome(tuple(requests), tuple(steps))
-
-
-def _launch_ms(arrivals_ms: Sequence[float], first: int, bmax: int, window_ms: float) -> float:
-    """Returns when an idle device launches the batch that the request `first` opens."""
-    closes = arrivals_ms[first] + window_ms
-    full = first + bmax - 1
-    return min(closes, arrivals_ms[full]) if full < len(arrivals_ms) else closes

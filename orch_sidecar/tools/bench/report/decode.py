@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from orch_sidecar.tools.bench.decode.result import Config, DecodeResult, DeviceInfo, Point, Run
-from orch_sidecar.tools.bench.report.sweep import fit_series, fit_text
-from orch_sidecar.tools.bench.results.sweep import Curve
+from orch_sidecar.tools.bench.decode.device import Device
+from orch_sidecar.tools.bench.decode.result import Config, DecodeResult, Point, Run
+from orch_sidecar.tools.bench.report.sweep import fit_shown
 from orch_sidecar.tools.drawing.chart import Chart, Series, bars_by_batch, by_size
 from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import number_text, percent
+from orch_sidecar.tools.facts.tables.notes import time_note
 
 _NO_LABEL: Final = (
     "These are decode steps of a device without an engine: they measure a kernel and no service, "
@@ -51,14 +52,21 @@ def decode_report(found: DecodeResult) -> Page:
         page.section(f"Admission window of {run.window_ms:g} ms")
         for line in _run_lines(found.config, run, work):
             page.text(line)
-        page.charts(_charts(run.points, None))
-    for later in found.runs[1:]:
-        page.text(_window_line(found.runs[0], later))
+        page.charts(_charts(run.points))
+    for later in found.runs[1:]:  # on the same arrivals
+        windows = [found.runs[0], later]
+        before, after = (each.requests.latency_ms[time_note("ttft", 95)] for each in windows)
+        page.text(
+            f"WINDOW {windows[0].window_ms:g} -> {later.window_ms:g} ms: "
+            f"p95 TTFT {before:.3f} -> {after:.3f} ms ({percent(after / before - 1, sign=True)})"
+        )
     if found.points:
         page.section("By batch")
         page.columns(_COLUMNS, zip(found.points), texts=0)
-        page.text(fit_text(found.fit))
-        page.charts(_charts(found.points, found.fit))
+        times = [(point.batch, point.step_ms.p50) for point in found.points]
+        text, curve = fit_shown(found.fit, times)
+        page.text(text)
+        page.charts(_charts(found.points, text if found.fit else "", curve))
     page.section("What was measured, and how")
     facts = {"Schedule": asdict(found.config)} if found.runs else {}
     page.facts(facts | {"Device": asdict(found.device)})
@@ -66,7 +74,7 @@ def decode_report(found: DecodeResult) -> Page:
     return page
 
 
-def _device_lines(ran: DeviceInfo) -> Iterator[str]:
+def _device_lines(ran: Device) -> Iterator[str]:
     shape, threads = ran.shape, f" threads={ran.threads}" if ran.threads is not None else ""
     cache = "unknown" if ran.cache_bytes is None else f"{ran.cache_bytes / 1e6:.1f} MB"
     yield (
@@ -75,7 +83,7 @@ def _device_lines(ran: DeviceInfo) -> Iterator[str]:
         f"context={shape.context} weights={ran.weight_bytes / 1e6:.1f} MB cache={cache} "
         f"kv={ran.kv_bytes_per_sequence / 1e6:.2f} MB/sequence"
     )
-    if ran.in_cache:
+    if ran.cache_bytes is not None and ran.weight_bytes <= ran.cache_bytes:
         yield "NOTE the weights fit in the processor's cache: steps are faster than from memory"
     busy, cpus = ran.busy_threads or 0.0, ran.cpus or 1
     if busy >= _BUSY_SHARE * cpus:
@@ -119,18 +127,9 @@ def _run_lines(config: Config, run: Run, work: int) -> Iterator[str]:
         )
 
 
-def _window_line(first: Run, last: Run) -> str:
-    """Compares the p95 TTFT of two windows on the same arrivals."""
-    before, after = (each.requests.times_s["ttft"] for each in (first, last))
-    assert before is not None and after is not None, "requests have first tokens"  # noqa: PT018
-    return (
-        f"WINDOW {first.window_ms:g} -> {last.window_ms:g} ms: "
-        f"p95 TTFT {1000 * before.p95:.3f} -> {1000 * after.p95:.3f} ms "
-        f"({percent(after.p95 / before.p95 - 1, sign=True)})"
-    )
-
-
-def _charts(points: Sequence[Point], fit: Curve | None) -> Iterator[Chart]:
+def _charts(
+    points: Sequence[Point], fit_text: str = "", curve: Sequence[Series] = ()
+) -> Iterator[Chart]:
     """Yields tokens/s, how many steps there were, and how long they took, by batch."""
     batches = [float(point.batch) for point in points]
     rates = [Series("tokens/s", batches, [point.tokens_per_s for point in points])]
@@ -142,7 +141,7 @@ def _charts(points: Sequence[Point], fit: Curve | None) -> Iterator[Chart]:
     times = [
         Series("p95", batches, [point.step_ms.p95 for point in points], "", "s", 2),
         Series("p50", batches, [point.step_ms.p50 for point in points], ""),
-        *fit_series(fit, batches),
+        *curve,
     ]
-    about = "Median and 95th percentile." + (f" {fit_text(fit)}" if fit is not None else "")
+    about = f"Median and 95th percentile. {fit_text}".rstrip()
     yield by_size("Time of a step", about, label, "ms", times, linear=True)

@@ -13,9 +13,6 @@ from orch_sidecar.tools.drawing.chart import Chart, Series, apart, by_size, rema
 from orch_sidecar.tools.drawing.page import Columns, Page, badge
 from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 
-_CURVE_POINTS: Final = 60
-# A curve that is further off some point describes nothing, and is not drawn.
-_POOR_FIT: Final = 0.15
 _MARKERS: Final = ("o", "s", "^")  # by color: series differ without colors, too
 _CLIENTS: Final = "concurrent requests"
 
@@ -57,7 +54,7 @@ def sweep_report(sweep: Sweep) -> Page:
     page.section("Points")
     measured = [(point, measures_of(point.result)) for point in sweep.points]
     page.columns(_COLUMNS, measured)
-    page.text(fit_text(sweep.fit))
+    page.text(fit_shown(sweep.fit, sweep.step_times)[0])
     sound = [point for point in sweep.points if point.result.is_sound]
     if sound:
         base = counted(sound[0].clients, "client")
@@ -123,8 +120,8 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 
     ttft = [*series("p50", "TTFT p50"), *series("p95", "TTFT p95", 1)]
     good = series("within the SLO", "goodput", 2)
-    batches = [p.batch for p in sweep.points if p.result.is_sound and p.tpot_p50_ms]
-    tpot = [*fit_series(sweep.fit, batches), *series("p50", "TPOT p50", by_batch=True)]
+    fit_text, tpot = fit_shown(sweep.fit, sweep.step_times)
+    tpot += series("p50", "TPOT p50", by_batch=True)
     # What one user gets against what an accelerator makes.
     accelerators = sweep.results[0].engine.gpu_count
     speeds = (
@@ -136,7 +133,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         ("Throughput", "; ".join(["With 95 % intervals", *limits(sweep)]), _CLIENTS, "tokens/s",
          series("measured", "throughput"), False),
         ("Time to first token", "With the wait for a slot.", _CLIENTS, "ms", ttft, False),
-        ("Time per output token", fit_text(sweep.fit), "sequences per step", "ms", tpot, True),
+        ("Time per output token", fit_text, "sequences per step", "ms", tpot, True),
         ("Goodput", "Answers per second, and those of them within the SLO.", _CLIENTS,
          "requests/s", good and [*series("answers", "answers"), *good], True),
         ("Throughput and speed",
@@ -148,31 +145,22 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     return [by_size(*chart) for chart in charts if chart[4]]
 
 
-def fit_text(fit: Curve | None) -> str:
-    """Returns the curve of a step's time and how far it is off, or why there is none."""
+def fit_shown(fit: Curve | None, points: Sequence[tuple[float, float]]) -> tuple[str, list[Series]]:
+    """Returns the formula of a step's time and how far it is off, or why there is none, and the
+    curve between the smallest and the largest batch of the points, if it describes them."""
     if fit is None:
-        return "t(b) was not fitted, which needs three different batches."
+        return "t(b) was not fitted, which needs three different batches.", []
     off = percent(fit.worst_error)
-    if fit.worst_error > _POOR_FIT:
-        return f"No curve t0 + c · b^alpha describes the time of a step: the best is {off} off."
-    return f"t(b) = {_formula(fit)} ms for a step of b sequences, largest deviation {off}."
-
-
-def _formula(curve: Curve) -> str:
-    power = "b" if curve.alpha == 1 else f"b^{curve.alpha:g}"
-    return f"{number_text(curve.t0)} + {number_text(curve.c)} · {power}"
-
-
-def fit_series(fit: Curve | None, batches: Sequence[float]) -> list[Series]:
-    """Returns the curve between the smallest and the largest batch, if it describes them."""
-    if fit is None or fit.worst_error > _POOR_FIT:
-        return []
-    return [fitted(f"fit: {_formula(fit)}", fit.at, min(batches), max(batches))]
+    if fit.worst_error > 0.15:  # one that is further off some point describes nothing
+        return f"No curve t0 + c · b^alpha describes the time of a step: the best is {off} off.", []
+    power = "b" if fit.alpha == 1 else f"b^{fit.alpha:g}"
+    formula = f"{number_text(fit.t0)} + {number_text(fit.c)} · {power}"
+    text = f"t(b) = {formula} ms for a step of b sequences, largest deviation {off}."
+    batches = [batch for batch, _ in points]
+    return text, [fitted(f"fit: {formula}", fit.at, min(batches), max(batches))]
 
 
 def fitted(name: str, at: Callable[[float], float], first: float, last: float) -> Series:
     """Returns a curve between two batches."""
-    xs: Sequence[float] = [
-        first + (last - first) * n / _CURVE_POINTS for n in range(_CURVE_POINTS + 1)
-    ]
+    xs = [first + (last - first) * step / 60 for step in range(61)]
     return Series(name, xs, [at(x) for x in xs], "--", "", 1)

@@ -1,11 +1,6 @@
 """Throughput and latency of a sweep by concurrency, and the curve of step times by batch.
 
-The time of a step is fitted to its batch size b: t0 + c * b^alpha, in the unit of the points.
-The form is that of "Throughput, Latency & Batching Policy": t0 is the fixed cost of a step, c the
-cost per sequence, alpha in (0, 1] its sublinearity.
-
-The batch of a point is the mean of the engine's steps, or else the number of clients. One client
-on an engine that batches is a sound point that makes no row: its status is `unbatched`. Points that
+The batch of a point is the mean of the engine's steps, or else the number of clients. Points that
 are invalid or incomplete are shown, but nothing is derived from them: they are excluded from the
 fit, have no speed-up, and are never what the speed-up of others is relative to.
 """
@@ -15,28 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from orch_sidecar.tools.bench.results.result import Document, Result, Status
-from orch_sidecar.tools.facts.labels.figures import Totals
+from orch_sidecar.tools.facts.labels.figures import Totals, scaling
 from orch_sidecar.tools.facts.labels.judge import NEVER_BATCHED
-
-# Three parameters need three different sizes.
-LEAST_SIZES: Final = 3
-# Mean batches of runs that all fill the engine's slots differ by less than this factor.
-DIFFERENT: Final = 1.1
-
-# Measurement noise in alpha exceeds a hundredth. Largest first: of equally good fits (a flat
-# curve fits with any alpha) the straight line is chosen.
-_ALPHAS: Final = tuple(step / 100 for step in range(100, 4, -1))
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """t0 + c * b^alpha. `t0` and `c` have the unit of the time. `worst_error`: the largest relative
-    deviation of a point that it was fitted to: 0.05 means 5 %."""
+    """The time of a step of b sequences: t0 + c * b^alpha, the form of "Throughput, Latency &
+    Batching Policy". `t0`: the fixed cost of a step, `c`: the cost per sequence, both in the unit
+    of the time. `alpha`: its sublinearity, in (0, 1]. `worst_error`: the largest relative deviation
+    of a point that it was fitted to: 0.05 means 5 %."""
 
     t0: float
     c: float
@@ -52,23 +40,21 @@ def fit(points: Sequence[tuple[float, float]]) -> Curve | None:
     """Returns the least-squares curve of points (batch, time) by relative deviation.
 
     A batch is at least 1, may be a mean, and may occur more than once; times are above 0. Returns
-    None for fewer than three batches that differ by at least a tenth. t0 and c are never negative.
+    None for fewer than three batches, one for each parameter, that differ by at least a tenth: the
+    means of runs that all fill the engine's slots do not. t0 and c are never negative.
     """
-    if _sizes([batch for batch, _ in points]) < LEAST_SIZES:
+    sizes, last = 0, 0.0
+    for batch, _ in sorted(points):
+        if batch >= 1.1 * last:
+            sizes, last = sizes + 1, batch
+    if sizes < 3:
         return None
-    curves = [_line(points, alpha) for alpha in _ALPHAS]
+    # Measurement noise in alpha exceeds a hundredth. Largest first: of equally good fits (a flat
+    # curve fits with any alpha) the straight line is chosen.
+    curves = [_line(points, step / 100) for step in range(100, 4, -1)]
     errors = [[abs(curve.at(batch) - time) / time for batch, time in points] for curve in curves]
     best = min(range(len(curves)), key=lambda number: sum(each**2 for each in errors[number]))
     return replace(curves[best], worst_error=max(errors[best]))
-
-
-def _sizes(batches: Sequence[float]) -> int:
-    """Counts the batches that differ by more than noise does."""
-    count, last = 0, 0.0
-    for batch in sorted(batches):
-        if batch >= DIFFERENT * last:
-            count, last = count + 1, batch
-    return count
 
 
 def _line(points: Sequence[tuple[float, float]], alpha: float) -> Curve:
@@ -130,18 +116,24 @@ class Sweep(Document):
     def points(self) -> list[Point]:
         """What was measured at each concurrency, but where nothing was answered."""
         points: list[Point] = []
-        first: tuple[int, float] | None = None
+        base: tuple[int, float] | None = None
         for result in self.results:
             figures, clients = result.figures, result.scenario.clients
             if figures is None or clients is None or not figures.tokens_per_s:
                 continue
-            speed_up = efficiency = None
+            related: Sequence[float | None] = (None, None)
             if result.is_sound:
-                first = first or (clients, figures.tokens_per_s)
-                ratio = figures.tokens_per_s / first[1]
-                speed_up, efficiency = round(ratio, 4), round(ratio * first[0] / clients, 4)
-            points.append(Point(result, figures, clients, speed_up, efficiency))
+                base = base or (clients, figures.tokens_per_s)
+                related = [round(each, 4) for each in scaling(clients, figures.tokens_per_s, base)]
+            points.append(Point(result, figures, clients, *related))
         return points
+
+    @property
+    def step_times(self) -> list[tuple[float, float]]:
+        """The batch and the TPOT in ms of each sound point. By batch, not by clients: more clients
+        than slots do not enlarge it."""
+        sound = (point for point in self.points if point.result.is_sound)
+        return [(point.batch, ms) for point in sound if (ms := point.tpot_p50_ms)]
 
     @property
     def is_sound(self) -> bool:
@@ -155,9 +147,7 @@ def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
     `ended_by`: why concurrencies are missing, if any.
     """
     found = Sweep(ended_by=ended_by, fit=None, results=[_unbatched(result) for result in results])
-    # By batch, not by clients: more clients than slots do not enlarge the batch.
-    sound = (point for point in found.points if point.result.is_sound)
-    curve = fit([(point.batch, ms) for point in sound if (ms := point.tpot_p50_ms)])
+    curve = fit(found.step_times)
     rounded = curve and Curve(*(round(each, 4) for each in astuple(curve)))
     return found.model_copy(update={"fit": rounded})
 

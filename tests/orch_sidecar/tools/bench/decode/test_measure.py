@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from orch_sidecar.tools.bench.decode.device import Device, open_device
+from orch_sidecar.tools.bench.decode.device import Device, Shape, open_device
 from orch_sidecar.tools.bench.decode.measure import HostEvent, Kernel, Timer
-from orch_sidecar.tools.bench.decode.shape import Shape
+from orch_sidecar.tools.bench.decode.schedule import TimedStep
 
 SHAPE = Shape(layers=2, hidden=64, heads=4, kv_heads=2, context=3)
 
 
 @pytest.fixture
 def device() -> Device:
-    opened = open_device()
-    info = replace(opened.info, shape=SHAPE)
-    return replace(opened, place=torch.device("cpu"), dtype=torch.float32, info=info)
+    return replace(open_device(), kind="cpu", dtype="float32", shape=SHAPE)
 
 
 def naive_step(kernel: Kernel, states: Any, oldest: int) -> Any:
@@ -89,7 +87,7 @@ def test_same_seed_computes_the_same(device: Device) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_states_stay_finite_over_many_steps(device: Device, dtype: str) -> None:
-    kernel = Kernel(replace(device, dtype=getattr(torch, dtype)), bmax=2, seed=1)
+    kernel = Kernel(replace(device, dtype=dtype), bmax=2, seed=1)
     for _ in range(40):
         kernel.step(2)
     assert torch.isfinite(kernel.states).all()
@@ -124,15 +122,15 @@ def spin(ms: float) -> None:
 
 
 def test_timer_separates_steps_from_gaps() -> None:
-    timer = Timer(HostEvent)
-    first_ms, no_gap = timer(lambda: spin(3))
-    assert no_gap is None
-    assert first_ms >= 3
+    timer = Timer(HostEvent, spin)
+    first = timer(3)
+    assert first.gap_ms is None
+    assert first.ms >= 3
     spin(1)
-    second_ms, gap_ms = timer(lambda: spin(2))
-    assert second_ms >= 2
-    assert gap_ms is not None
-    assert gap_ms >= 1
+    second = timer(2)
+    assert second.ms >= 2
+    assert second.gap_ms is not None
+    assert second.gap_ms >= 1
 
 
 class Gpu:
@@ -175,12 +173,12 @@ class ScriptedEvent:
 
 def test_timer_reads_steps_and_gaps_from_the_gpus_timeline() -> None:
     gpu = Gpu()
-    timer = Timer(lambda: gpu.Event(enable_timing=True))
-    assert timer(lambda: gpu.queue.extend([1.5, 0.5])) == (2.0, None)
-    work = iter([4.0, 3.0, 1.0])
-    found = []
+    times_ms = iter([2.0, 4.0, 3.0, 1.0])
+    timer = Timer(lambda: gpu.Event(enable_timing=True), lambda _: gpu.queue.append(next(times_ms)))
+    found = [timer(7)]
     for gap_ms in (0.25, 0.5, 0.0):
         gpu.now_ms += gap_ms  # the GPU has nothing to do until the host launches
-        found.append(timer(lambda: gpu.queue.append(next(work))))
-    assert found == [(4.0, 0.25), (3.0, 0.5), (1.0, 0.0)]
+        found.append(timer(7))
+    times = [(2.0, None), (4.0, 0.25), (3.0, 0.5), (1.0, 0.0)]
+    assert found == [TimedStep(7, *each) for each in times]
     assert gpu.made == 4

@@ -8,22 +8,21 @@ from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.tools.bench.decode.device import Device, Shape
 from orch_sidecar.tools.bench.decode.result import (
     Config,
     DecodeResult,
-    DeviceInfo,
     Run,
     points_of,
     run_figures,
 )
 from orch_sidecar.tools.bench.decode.schedule import TimedStep, run_schedule
-from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.results.sweep import fit
 
 CONFIG = Config(nreq=2, rate_per_s=80.0, tokens=2, bmax=16, seed=1)
 SHAPE = Shape(layers=1, hidden=64, heads=4, kv_heads=2, context=8)
-RAN = DeviceInfo("cpu", "a processor", "2.13", "bfloat16", 2**20, 2**21, 2048, SHAPE, threads=2)
+RAN = Device("cpu", "a processor", "2.13", "bfloat16", 2**20, 2**21, 2048, SHAPE, threads=2)
 
 # Two requests: the second joins in the second step. Steps of 10 ms from 6 to 36 ms.
 GAPS_MS = iter([None, 0.5, 1.5])
@@ -114,7 +113,7 @@ def test_busy_machine_is_said() -> None:
 
 
 def test_device_line_names_the_device_and_notes_weights_that_fit_in_the_cache() -> None:
-    def told(ran: DeviceInfo) -> str:
+    def told(ran: Device) -> str:
         return decode_report(DecodeResult(config=CONFIG, device=ran)).plain
 
     found = told(RAN)

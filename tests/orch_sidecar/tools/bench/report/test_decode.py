@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench import cli
+from orch_sidecar.tools.bench.decode.device import ON_GPU
 from orch_sidecar.tools.bench.decode.result import DecodeResult
-from orch_sidecar.tools.bench.decode.shape import ON_GPU
 from orch_sidecar.tools.bench.report.decode import decode_report
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
