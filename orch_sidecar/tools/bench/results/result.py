@@ -8,7 +8,7 @@ figures would be those of other hardware.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -18,8 +18,8 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.labels import measured
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals
 from orch_sidecar.tools.facts.labels.measured import (
+    ENGINE_COLUMNS,
     Engine,
-    KnownEngine,
     Model,
     engine_of,
     name_model,
@@ -190,11 +190,9 @@ class Result(Document):
         return self.status not in (Status.INVALID, Status.INCOMPLETE)
 
 
-# A row requires these of an engine: names of columns and, with dashes, of options.
-_NEEDED: Final = tuple(each.name for each in fields(Engine))
 # What a user may give of an engine that does not report it: `engine` is name and version,
 # `model_id` of a model that is served by another name.
-GIVEN: Final = (*_NEEDED, "model_id", "model_name")
+GIVEN: Final = (*ENGINE_COLUMNS, "model_id", "model_name")
 Given = Mapping[str, Any]
 
 
@@ -206,7 +204,7 @@ def identity(model: str, snapshot: Snapshot | None, given: Given) -> EngineDocum
     stated: dict[str, Any] = {"model_id": model, **given}
     stated = {"model_name": last_part(stated["model_id"]), "given": [*given], **stated}
     if snapshot is not None:
-        stated |= asdict(engine_of(snapshot))
+        stated |= engine_of(snapshot).columns
         for name in ("weights", "pool", "profile", "slots_total", "conditions", "epoch"):
             stated[name] = getattr(snapshot, name)
         names = stated["model_id"], stated["model_name"]
@@ -223,7 +221,7 @@ def contradictions(snapshot: Snapshot, given: Given) -> list[str]:
     wrong = [
         f"--{name.replace('_', '-')} {given[name]!r} contradicts the engine, which reports "
         f"{report!r}: omit the option"
-        for name, report in asdict(engine_of(snapshot)).items()
+        for name, report in engine_of(snapshot).columns.items()
         if name in given and str(given[name]).casefold() != str(report).casefold()
     ]
     if "model_id" in given:
@@ -236,7 +234,7 @@ def contradictions(snapshot: Snapshot, given: Given) -> list[str]:
 def missing_identity(engine: EngineDocument) -> list[str]:
     """Returns what a row requires and is unknown, as sentences; empty if nothing is missing."""
     missing = []
-    if unknown := [name for name in _NEEDED if getattr(engine, name) is None]:
+    if unknown := [name for name in ENGINE_COLUMNS if getattr(engine, name) is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
         missing.append(f"the endpoint does not report its hardware and engine: give {flags}")
     if is_path(engine.model_id):
@@ -258,10 +256,10 @@ def row_of(result: Result) -> Row:
     if missing:
         raise ValueError("; ".join(missing))
     ratio = {PREFIX_HIT_RATIO: result.prefix_hit_ratio}
-    known = KnownEngine(
-        Engine(**{name: getattr(engine, name) for name in _NEEDED}),
-        None if result.status is Status.UNVERIFIED else result.batches,
-        {"profile": engine.profile, **(engine.conditions or {}), **ratio},
+    known = Engine(
+        **{name: getattr(engine, name) for name in ENGINE_COLUMNS},
+        batches=None if result.status is Status.UNVERIFIED else result.batches,
+        settings={"profile": engine.profile, **(engine.conditions or {}), **ratio},
     )
     model = Model(engine.model_id, engine.model_name, engine.given)
     run = RecordedRun.model_validate(result, from_attributes=True).run

@@ -165,7 +165,7 @@ def _cost(located: LocatedRow, prices: Prices, evidence: ReadEvidence) -> Cost:
         slo=", ".join(
             f"{name.split('_')[1].upper()} {notes[name]} ms" for name in names.SLOS if name in notes
         ),
-        engine_busy=min(1.0, engine.busy_s / window_s) if engine and window_s else None,
+        engine_busy=min(1.0, engine.grew("busy_s") / window_s) if engine and window_s else None,
         output_with_input=with_input,
         input=None if share is None or of_input is None else with_input * share * of_input,
         output=None if share is None else with_input * (1 - share),
@@ -190,8 +190,8 @@ def _within_slo(notes: RowNotes) -> float:
 
 def _input_share(row: Row, engine: States | None) -> tuple[float | None, str]:
     """Returns the share of the hour that is of the input tokens, and from what it follows."""
-    if engine is not None and engine.prefill_s is not None and engine.busy_s > 0:
-        return min(1.0, engine.prefill_s / engine.busy_s), "the engine's time"
+    if engine is not None and engine.grew("prefill_s") is not None and engine.grew("busy_s") > 0:
+        return min(1.0, engine.grew("prefill_s") / engine.grew("busy_s")), "the engine's time"
     first_ms, all_ms = (row.notes.number(time_note(name, 50)) for name in ("ttft", "latency"))
     if row.measurement_type is Label.SINGLE_STREAM and first_ms and all_ms:
         return min(1.0, first_ms / all_ms), "the time to the first token"

@@ -25,8 +25,8 @@ from orch_sidecar.tools.facts.labels.documents import first_problem
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.load import Load, contradictions
 from orch_sidecar.tools.facts.labels.measured import (
+    ENGINE_COLUMNS,
     Engine,
-    KnownEngine,
     Run,
     Source,
     engine_between,
@@ -86,8 +86,8 @@ def to_row(run: Run, known: States | Engine, source: Source) -> Row:
     if model.objection is not None:
         raise Rejection("model", model.id, model.objection)
     if isinstance(known, Engine):
-        label, engine = Label.TO_BE_CONFIRMED, KnownEngine(known)
-        model = replace(model, given=("engine", "precision", "gpu", "gpu_count"))
+        label, engine = Label.TO_BE_CONFIRMED, known
+        model = replace(model, given=ENGINE_COLUMNS)
         if not run.overlap:
             states_of = "--capabilities-before and --capabilities-after"
             rule = f"is a limit, not a measured batch: give {states_of}"

@@ -207,9 +207,9 @@ def _tokens(seen: Observation) -> tuple[Rule, ...]:
     a step generates at least one token; requests of others that began before the window show so.
     """
     states, prompts, answers = seen.states, seen.input_tokens, seen.output_tokens
-    generated = None if states is None else states.generated_tokens
-    read = None if states is None else states.prefilled_tokens
-    hits = 0 if states is None else states.prefix_hits
+    generated = None if states is None else states.grew("generated_tokens")
+    read = None if states is None else states.grew("prefilled_tokens")
+    hits = 0 if states is None else states.grew("prefix_hits")
     there = None if read is None else (read + hits) * (1 + thresholds.CHUNK_ENDS) + seen.sent
     most = answers if seen.in_steps is None else seen.in_steps
     decoded = round(seen.batches.steps * seen.batches.mean)
@@ -235,9 +235,9 @@ def _stale(seen: Observation) -> list[Rule]:
     if (run := seen.times) is None or (states := seen.states) is None:
         return []
     saved_s, again_s = states.before.observed_at_s, states.after.observed_at_s
-    window_s, busy_s, apart_s = run.window_s, states.busy_s, again_s - saved_s
+    window_s, busy_s, apart_s = run.window_s, states.grew("busy_s"), again_s - saved_s
     began_s, ended_s, end_s = run.began_at_s, run.ended_at_s, run.local_end_s
-    first_s, read_s = run.first_tokens_s, states.prefill_s or 0.0
+    first_s, read_s = run.first_tokens_s, states.grew("prefill_s") or 0.0
     if states.after.preemptions_total > states.before.preemptions_total:
         read_s = 0.0  # prompts were read again, after their first tokens
     saved, again, began, ended, local = (

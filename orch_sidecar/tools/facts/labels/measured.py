@@ -6,9 +6,8 @@ Pure. Knows no source: `orch bench`, traces, signed evidence and the files of ot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, overlap
 from orch_sidecar.tools.facts.labels.load import Load, Notes
@@ -72,22 +71,24 @@ class Source:
     model_name: str | None = None
 
 
+ENGINE_COLUMNS: Final = ("engine", "precision", "gpu", "gpu_count")
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The columns of an engine: `engine` is its name and version."""
+    """The engine of a row. `engine`: its name and version. `batches`: None where nobody knows what
+    it did. `settings`: notes."""
 
     engine: str
     precision: str
     gpu: str
     gpu_count: int
-
-
-class KnownEngine(NamedTuple):
-    """The engine of a row. `batches`: None where nobody knows what it did. `settings`: notes."""
-
-    columns: Engine
     batches: Batches | None = None
-    settings: Notes = MappingProxyType({})
+    settings: Notes = field(default_factory=dict, hash=False)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ENGINE_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +132,13 @@ class Run:
         return 1 if self.clients == 1 else overlap(self.served)
 
 
-def row_of(run: Run, label: Label, engine: KnownEngine, model: Model, source_tag: str) -> Row:
+def row_of(run: Run, label: Label, engine: Engine, model: Model, source_tag: str) -> Row:
     """Returns the row of a run by its label. Raises ValueError for one that no table would take."""
     notes, batches = _notes(run, label, engine, model), engine.batches
     row = Row(
         model_id=model.id,
         model_name=model.name,
-        **asdict(engine.columns),
+        **engine.columns,
         batch=run.overlap if batches is None else max(1, round(batches.mean)),
         input_tokens=int(notes["input_tokens"]),
         output_tokens=int(notes["output_tokens"]),
@@ -150,9 +151,7 @@ def row_of(run: Run, label: Label, engine: KnownEngine, model: Model, source_tag
     return row
 
 
-def _notes(
-    run: Run, label: Label, engine: KnownEngine, model: Model
-) -> dict[str, str | int | float]:
+def _notes(run: Run, label: Label, engine: Engine, model: Model) -> dict[str, str | int | float]:
     """Returns the notes in their order."""
     totals, batches = run.totals, engine.batches
     requests, window_s = totals.requests, totals.window_s
@@ -183,13 +182,13 @@ def _notes(
 
 
 def engine_of(state: Snapshot) -> Engine:
-    """Returns the columns of an engine as it reports them."""
+    """Returns an engine as it reports itself."""
     name = format_engine(state.engine, state.engine_version)
     return Engine(name, state.precision, state.gpu, state.gpu_count)
 
 
-def engine_between(states: States) -> KnownEngine:
+def engine_between(states: States) -> Engine:
     """Returns an engine with its settings, and its batches between two states."""
     state, ratio = states.before, {names.PREFIX_HIT_RATIO: states.prefix_hit_ratio}
     settings = {"profile": state.profile, **state.conditions, **ratio}
-    return KnownEngine(engine_of(state), states.batches, settings)
+    return replace(engine_of(state), batches=states.batches, settings=settings)

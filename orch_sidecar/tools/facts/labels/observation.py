@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 from orch_sidecar.tools.facts.labels import thresholds
 from orch_sidecar.tools.facts.labels.intervals import Interval, most, share_together
 from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import Label
-
-_Count = TypeVar("_Count", bound=float | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +52,6 @@ class Beside:
     took_s: float = 0.0
 
 
-class Growth(Generic[_Count]):
-    """By how much a counter grew from one state of an engine to the next."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, states: States, _: type[States]) -> _Count:
-        before, after = (getattr(state, self._name) for _, state in states.ends)
-        return cast(_Count, None if None in (before, after) else after - before)
-
-
 @dataclass(frozen=True, slots=True)
 class States:
     """Two states of one engine, idle both times: before the first request, after the last."""
@@ -77,20 +64,16 @@ class States:
         """Each with the word for when it was."""
         return ("before", self.before), ("after", self.after)
 
-    # By how much the engine's counters grew in between; None where one is not reported.
-    accepted = Growth[int]("requests_total")
-    generated_tokens = Growth[int | None]("generated_tokens")
-    prefilled_tokens = Growth[int | None]("prefilled_tokens")
-    busy_s = Growth[float]("busy_s")
-    # What prompts added to its steps, of the seconds in which it was busy.
-    prefill_s = Growth[float | None]("prefill_s")
-    prefix_queries = Growth[int]("prefix_queries")
-    prefix_hits = Growth[int]("prefix_hits")
+    def grew(self, counter: str) -> Any:
+        """Returns by how much a counter of the engine grew; None where it is not reported."""
+        before, after = (getattr(state, counter) for _, state in self.ends)
+        return None if None in (before, after) else after - before
 
     @property
     def prefix_hit_ratio(self) -> float:
         """The share of the looked-up prompt tokens that the prefix cache had; 0 if none was."""
-        return self.prefix_hits / self.prefix_queries if self.prefix_queries > 0 else 0.0
+        queries: int = self.grew("prefix_queries")
+        return self.grew("prefix_hits") / queries if queries > 0 else 0.0
 
     @property
     def batches(self) -> Batches:
@@ -246,6 +229,6 @@ def observed(label: Label, states: States, **more: Any) -> Observation:
         slots=frozenset({states.before.slots_total}),
         batches=states.batches,
         states=states,
-        accepted=states.accepted,
+        accepted=states.grew("requests_total"),
         **more,
     )

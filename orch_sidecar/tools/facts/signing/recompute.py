@@ -73,7 +73,7 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
     """Returns what the engine signed of a run, and how its client states that it sent it."""
     complete = all(call.fate == "answered" for call in run.calls)
     # Of fewer some were aborted, or are still running: their tokens are in no leaf.
-    finished = complete or len(proof.requests) >= proof.states.accepted
+    finished = complete or len(proof.requests) >= proof.states.grew("requests_total")
     return seen_by_client(
         *(label, run.load, run.calls, proof.states),
         counted=not run.counted_by_events,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import inf
 from statistics import median
@@ -22,7 +23,6 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import Objection, Reason, judge, objections_of
 from orch_sidecar.tools.facts.labels.load import Load, Notes
 from orch_sidecar.tools.facts.labels.measured import (
-    KnownEngine,
     Model,
     Run,
     Source,
@@ -243,8 +243,8 @@ def _row(scenario: Scenario, model: Model, source: Source) -> Row:
         outcomes={outcome.value: len(scenario.ended(outcome)) or None for outcome in others},
         doubts={names.CUT: cut or None},
     )
-    columns, settings = scenario.sequences[0].engine.columns, _settings(scenario, seen)
-    engine = KnownEngine(columns, seen.batches, settings)
+    reported, settings = scenario.sequences[0].engine.columns, _settings(scenario, seen)
+    engine = replace(reported, batches=seen.batches, settings=settings)
     return row_of(run, seen.label, engine, model, f"{source.tag}/{scenario.name}")
 
 

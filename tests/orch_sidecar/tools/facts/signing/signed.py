@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import (
-    KnownEngine,
     Model,
     Run,
     engine_between,
@@ -208,7 +207,8 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
     found = figures(served)
     load, named = Load(arrivals=Arrivals.CLOSED_LOOP, clients=batch, seed=1), {"tool": "orch bench"}
     settings = {**engine_between(States(state, state)).settings, "loaded": LOADED}
-    engine = KnownEngine(engine_of(state), Batches(tokens, batch, float(batch)), settings)
+    batches = Batches(tokens, batch, float(batch))
+    engine = replace(engine_of(state), batches=batches, settings=settings)
     measured = Run(model="tiny", totals=found, load=load, named=named)
     model, tag = Model("tiny", "tiny", ()), f"orch-bench:{run}"
     row = measured_row(measured, Label.BATCHED_ONLINE, engine, model, tag)
