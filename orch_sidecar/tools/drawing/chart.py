@@ -24,9 +24,9 @@ class Look(StrEnum):
 class Series:
     """Points that look alike. `name`: empty where another chart of the picture explains the look.
 
-    `line`, `marker`: in matplotlib's notation (`$A$` is a letter), empty for none. `color`: an
-    index into `picture.COLORS`, which repeat. `hollow`: what does not count. `margins`: half the
-    interval around each y, None for none.
+    `line`, `marker`: in matplotlib's notation, empty for none. `color`: an index into
+    `picture.COLORS`, which repeat. `width`: of the line, in points. `letter`: is written on it.
+    `hollow`: what does not count. `margins`: half the interval around each y, None for none.
     """
 
     name: str
@@ -35,6 +35,8 @@ class Series:
     line: str = "-"
     marker: str = "o"
     color: int = 0
+    width: float = 1.5
+    letter: str = ""
     hollow: bool = False
     look: Look = Look.POINTS
     margins: Sequence[float | None] = ()
@@ -76,11 +78,11 @@ class Chart:
 
     @property
     def explained(self) -> list[str]:
-        """The names that a legend has: none of a line that is alone, unless it is a letter's, nor
+        """The names that a legend has: none of a line that is alone, unless it has a letter, nor
         more than can be read."""
-        lettered = any("$" in each.marker for each in self.series)
-        some = self.series if lettered or len(self.series) > 1 else ()
-        return [each.name for each in some if each.name and len(some) <= MOST_NAMED]
+        alone = len(self.series) == 1 and not self.series[0].letter
+        names = [each.name for each in self.series if each.name]
+        return [] if alone or len(self.series) > MOST_NAMED else names
 
 
 def apart(points: Iterable[tuple[bool, float, float, float | None]], style: Series) -> list[Series]:

@@ -11,6 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from itertools import cycle
+from math import dist
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, fromstring
@@ -46,7 +47,9 @@ _SHORT_CHARACTERS: Final = 24  # of names that stand beside each other in a lege
 # Beyond so many times the smallest value, a logarithmic axis has only the powers of ten.
 _FEW_POWERS: Final = 1000
 _BEYOND: Final = 1.1  # what a logarithmic axis shows beyond its values: equal ones have a middle
-_MARKER_SIZES: Final = {0: 5, 1: 5, len("$A$"): 7}  # of points; larger ones of numbers
+# Typographic points between letters that cover none of each other, and from one to its own point.
+_LETTER: Final = 13.0
+_ASIDE: Final = (0, 14, -14, 28, 42, 56, 70, 84)
 _MARKS: Final = ("-", "--", ":")  # the lines of marks in turns, but for bounds
 
 # matplotlib's settings.
@@ -177,6 +180,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
         named.append((draw(mark.at, linestyle=style, color=color, linewidth=1.1), mark.name))
     _scale(axes, "x", chart.x)
     _scale(axes, "y", chart.y)
+    _add_letters(axes, chart.series)
     if named:
         short = all(len(name) <= _SHORT_CHARACTERS for _, name in named)
         axes.legend(
@@ -196,10 +200,32 @@ def _add_series(axes: Axes, series: Series) -> Any:
     margins = [each or 0.0 for each in series.margins] or None
     return axes.errorbar(
         series.xs, series.ys, yerr=margins, color=color, linestyle=series.line,
-        marker=series.marker, markersize=_MARKER_SIZES.get(len(series.marker), 10),
+        linewidth=series.width, marker=series.marker, markersize=5, elinewidth=1.2,
         markerfacecolor=_PAPER if series.hollow else color, capsize=3 if margins else 0,
-        elinewidth=1.2,
     )  # fmt: skip
+
+
+def _add_letters(axes: Axes, series: Sequence[Series]) -> None:
+    """Writes the letter of each series once, on one of its points, the last if it can, or beside
+    it, so that it covers no other one while there is place."""
+    taken: list[tuple[float, float]] = []
+    for each in filter(lambda each: each.letter, series):
+        points = [*zip(each.xs, each.ys, strict=True)][::-1]
+        shares = (axes.transScale + axes.transLimits).transform(points)
+        places = [(72 * _SIZE[0] * x, 72 * _SIZE[1] * y) for x, y in shares]
+        spots = [
+            (point, aside, (x + aside, y))
+            for aside in _ASIDE
+            for point, (x, y) in zip(points, places, strict=True)
+        ]
+        free = [spot for spot in spots if all(dist(spot[2], other) >= _LETTER for other in taken)]
+        point, aside, place = (free or spots)[0]
+        taken.append(place)
+        axes.annotate(
+            each.letter, point, (aside, 0), textcoords="offset points", ha="center",
+            va="center_baseline", size=8, weight="bold", color=COLORS[each.color % len(COLORS)],
+            bbox={"boxstyle": "round,pad=0.05", "facecolor": _PAPER, "edgecolor": "none"},
+        )  # fmt: skip
 
 
 def _scale(axes: Axes, name: str, axis: Axis) -> None:

@@ -85,7 +85,7 @@ def _compare(options: argparse.Namespace) -> int:
     if not found.sets:
         raise Unavailable("the files have no row that can be compared")
     if options.plot is not None:
-        picture = drawn(options.plot.suffix, found.title, charts_of(found))
+        picture = drawn(options.plot.suffix, found.headings[0], charts_of(found))
         write(options.plot, picture)
     if options.report is not None:
         write(options.report, page.html)

@@ -1,17 +1,11 @@
 """Compares facts that were measured under the same conditions, and shows them as a page and charts.
 
-Pure. A set has the rows of one model on one engine with work of about the same lengths. In it the
-ways of batching stand side by side: a single-stream figure is never averaged with a batched one,
-nor an open loop with a closed one. A point is the rows of one way for one batch that can be
-trusted alike.
-
-Figures per sequence and efficiencies divide by the mean number of sequences in a decode step, which
-the column `batch` has rounded: an open loop's largest batch is several times its mean.
+Pure. docs/reference/facts.md has the rules: what a set, a way of batching and a point are.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -117,21 +111,9 @@ class Comparison:
     left_out: tuple[ExcludedRow, ...]
 
     @property
-    def title(self) -> str:
-        """The conditions that all sets share."""
-        sets = [each.conditions for each in self.sets]
-        shared = set(condition.CONDITION_NAMES) - set(condition.varied(sets))
-        return condition.describe(sets[0], shared) if sets else "Nothing to compare"
-
-    @property
-    def subjects(self) -> list[str]:
-        """What distinguishes each set from the others."""
-        sets = [each.conditions for each in self.sets]
-        return [condition.describe(each, condition.varied(sets), always=True) for each in sets]
-
-
-# What limits the trust in each row, or strengthens it.
-Remarks = dict[Row, tuple[str, ...]]
+    def headings(self) -> tuple[str, list[str]]:
+        """The conditions that all sets share, and what distinguishes each set from the others."""
+        return condition.headings([each.conditions for each in self.sets])
 
 
 def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Comparison:
@@ -143,39 +125,35 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Compa
     """
     left_out: list[ExcludedRow] = []
     places: dict[Row, str] = {}
-    remarks: Remarks = {}
     for located in rows:
         first = places.setdefault(located.row, located.place)
         if first != located.place:
             left_out.append(ExcludedRow(located.place, f"repeats {first}, which is counted once"))
         elif not located.row.is_confirmed:
             left_out.append(ExcludedRow(located.place, condition.UNCONFIRMED))
-        else:
-            is_verified = located.row in verified
-            remarks[located.row] = condition.remarks_of(located.row.notes, is_verified)
-    inputs = condition.bands(row.input_tokens for row in remarks)
-    outputs = condition.bands(row.output_tokens for row in remarks)
-    found: dict[tuple[tuple[str, str], ...], list[Row]] = {}
-    for row in remarks:
-        conditions = condition.conditions_of(row, inputs, outputs)
-        found.setdefault(tuple(conditions.items()), []).append(row)
+    confirmed = [row for row in places if row.is_confirmed]
+    inputs = condition.bands(row.input_tokens for row in confirmed)
+    outputs = condition.bands(row.output_tokens for row in confirmed)
+    found: dict[tuple[tuple[str, str], ...], list[Row]] = defaultdict(list)
+    for row in confirmed:
+        found[tuple(condition.conditions_of(row, inputs, outputs).items())].append(row)
     sets, letters = [], chain(ascii_uppercase, map(str, count(len(ascii_uppercase) + 1)))
     for shared, members in found.items():
-        repeated = _repeated(members, places, remarks)
+        repeated = _repeated(members, places, verified)
         left_out += repeated.values()
         once = [row for row in members if row not in repeated]
-        sets.append(ComparableSet(dict(shared), _ways(once, remarks, letters)))
+        sets.append(ComparableSet(dict(shared), _ways(once, verified, letters)))
     return Comparison(tuple(sets), tuple(left_out))
 
 
 def _repeated(
-    rows: Sequence[Row], places: Mapping[Row, str], remarks: Remarks
+    rows: Sequence[Row], places: Mapping[Row, str], verified: Collection[Row]
 ) -> dict[Row, ExcludedRow]:
     """Returns the rows of a run and batch beside one: those of a run and of its traces are one
     figure."""
     chosen: dict[tuple[object, ...], Row] = {}
     found = {}
-    for row in sorted(rows, key=lambda each: "evidence verified" not in remarks[each]):
+    for row in sorted(rows, key=lambda each: each not in verified):
         run = run_of(row.source_tag) or places[row]
         kept = chosen.setdefault((run, row.measurement_type, row.batch), row)
         if kept.source_tag != row.source_tag:
@@ -184,137 +162,137 @@ def _repeated(
     return found
 
 
-def _ways(rows: Sequence[Row], remarks: Remarks, letters: Iterator[str]) -> tuple[Way, ...]:
+# The arrivals that a label implies.
+_IMPLIED: Final = {Label.SINGLE_STREAM: Loop.CLOSED, Label.OFFLINE: Loop.AT_ONCE}
+
+
+def _ways(
+    rows: Sequence[Row], verified: Collection[Row], letters: Iterator[str]
+) -> tuple[Way, ...]:
     """Returns the ways in the order of the labels, related to a single stream if there is one."""
-    found: dict[tuple[Label, Loop, str], list[Row]] = {}
+    found: dict[tuple[Label, Loop, str], list[Row]] = defaultdict(list)
     for row in rows:
-        label, notes = row.measurement_type, row.notes
+        label = row.measurement_type
         # A single stream is a closed loop of one, noted or not.
-        loop = Loop.CLOSED if label is Label.SINGLE_STREAM else notes.loop
-        scheduling = condition.scheduling_of(notes)
-        found.setdefault((label, loop, scheduling), []).append(row)
+        loop = Loop.CLOSED if label is Label.SINGLE_STREAM else row.notes.loop
+        found[label, loop, condition.scheduling_of(row.notes)].append(row)
     setups = Counter(way[:2] for way in found)
     order = [*Label, *Loop]
-    ways = sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1])))
-    points = [_points(found[way], remarks) for way in ways]
-    # It is the first one: labels are in this order.
-    single = _base(points[0]) if ways[0][0] is Label.SINGLE_STREAM else None
-    related = [tuple(each.related(_base(own), single) for each in own) for own in points]
-    return tuple(
-        Way(next(letters), _name(way, several=setups[way[:2]] > 1), *way, own)
-        for way, own in zip(ways, related, strict=True)
-    )
+    ways: list[Way] = []
+    single = None
+    for way in sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1]))):
+        label, loop, scheduling = way
+        points = _points(found[way], verified)
+        base = next((point for point in points if point.is_base), None)
+        if label is Label.SINGLE_STREAM and not ways:
+            single = base
+        several = setups[label, loop] > 1
+        named = {label: True, loop: _IMPLIED.get(label) is not loop, scheduling: several}
+        name = ", ".join(part for part, is_named in named.items() if is_named)
+        related = tuple(point.related(base, single) for point in points)
+        ways.append(Way(next(letters), name, *way, related))
+    return tuple(ways)
 
 
-def _name(way: tuple[Label, Loop, str], *, several: bool) -> str:
-    label, loop, scheduling = way
-    implied = {Label.SINGLE_STREAM: Loop.CLOSED, Label.OFFLINE: Loop.AT_ONCE}
-    words = [label.value] if implied.get(label) is loop else [label.value, loop.value]
-    return ", ".join([*words, scheduling] if several else words)
-
-
-def _points(rows: Sequence[Row], remarks: Remarks) -> list[Point]:
+def _points(rows: Sequence[Row], verified: Collection[Row]) -> list[Point]:
     """Returns the points of a way, smallest batch first."""
-    found: dict[tuple[int, tuple[str, ...]], list[Row]] = {}
+    found: dict[tuple[int, tuple[str, ...]], list[Row]] = defaultdict(list)
     for row in rows:
-        found.setdefault((row.batch, remarks[row]), []).append(row)
-    return [_point(*key, found[key]) for key in sorted(found)]
+        found[row.batch, condition.remarks_of(row.notes, row in verified)].append(row)
+    points = []
+    for (batch, remarks), alike in sorted(found.items()):
+        figures = [row.throughput_tokens_per_sec for row in alike]
+        mean = fmean(row.notes.number(BATCH_MEAN) or row.batch for row in alike)
+        point = Point(
+            batch=batch,
+            batch_mean=mean,
+            batch_max=max(row.notes.count(BATCH_MAX) or 0 for row in alike) or None,
+            rows=len(alike),
+            tokens_per_s=FigureRange(median(figures), min(figures), max(figures)),
+            tokens_per_s_per_sequence=median(figures) / mean,
+            ttft_p50_ms=_median(alike, time_note("ttft", 50)),
+            ttft_p95_ms=_median(alike, time_note("ttft", 95)),
+            remarks=remarks,
+        )
+        points.append(point)
+    return points
 
 
-def _base(points: Sequence[Point]) -> Point | None:
-    return next((point for point in points if point.is_base), None)
-
-
-def _point(batch: int, remarks: tuple[str, ...], rows: Sequence[Row]) -> Point:
-    figures = [row.throughput_tokens_per_sec for row in rows]
-    mean = fmean(row.notes.number(BATCH_MEAN) or row.batch for row in rows)
-    middle, largest = median(figures), _noted(rows, BATCH_MAX)
-    ttft = (_noted(rows, time_note("ttft", at)) for at in (50, 95))
-    p50, p95 = (median(times) if times else None for times in ttft)
-    return Point(
-        batch=batch,
-        batch_mean=mean,
-        batch_max=int(max(largest)) if largest else None,
-        rows=len(rows),
-        tokens_per_s=FigureRange(middle, min(figures), max(figures)),
-        tokens_per_s_per_sequence=middle / mean,
-        ttft_p50_ms=p50,
-        ttft_p95_ms=p95,
-        remarks=remarks,
-    )
-
-
-def _noted(rows: Sequence[Row], name: str) -> list[float]:
-    """Returns the values of a note, of the rows that have it."""
-    return [value for row in rows if (value := row.notes.number(name)) is not None]
-
-
-_LINES: Final = {Loop.CLOSED: "-", Loop.OPEN: "--", Loop.AT_ONCE: "-.", Loop.UNKNOWN: ":"}
-_BATCH: Final = "mean batch (sequences per decode step)"
-LINEAR: Final = "linear scaling"
-_WAYS: Final = "Ways of batching"
-_COLORS: Final = 5  # the sixth is that of linear scaling
+def _median(rows: Sequence[Row], note: str) -> float | None:
+    """Returns the median of a note of the rows that have it; None where none has."""
+    noted = [value for row in rows if (value := row.notes.number(note)) is not None]
+    return median(noted) if noted else None
 
 
 def as_page(comparison: Comparison) -> Page:
     """Returns a table for each set, the charts, then the excluded rows."""
-    page = Page(comparison.title)
-    for subject, of_set in zip(comparison.subjects, comparison.sets, strict=True):
-        page.section(subject or _WAYS)
+    title, subjects = comparison.headings
+    page = Page(title)
+    for subject, of_set in zip(subjects, comparison.sets, strict=True):
+        page.section(subject or "Ways of batching")
         points = ((way, point) for way in of_set.ways for point in way.points)
         page.columns(_COLUMNS, points, texts=3)
-    ways = [way for of_set in comparison.sets for way in of_set.ways]
-    if any(point.speedup for way in ways for point in way.points):
+    every = [point for each in comparison.sets for way in each.ways for point in way.points]
+    if any(point.speedup for point in every):
         page.text(
             "Speed-up and efficiency are relative to the smallest batch of the same way of "
             "batching; x single is the tokens/s of all over what a single stream gets."
         )
-    if ways:
-        page.section("Charts")
-        page.charts(charts_of(comparison))
+    page.charts(charts_of(comparison), "Charts")
     if comparison.left_out:
         page.section("Excluded")
         page.list(f"{each.place}: {each.why}" for each in comparison.left_out)
     return page
 
 
+# Lines of a color that lie on each other tell apart: a thin one, and wide dashes.
+_LINES: Final = {
+    Loop.CLOSED: ("-", 1.2),
+    Loop.OPEN: ("--", 2.8),
+    Loop.AT_ONCE: ("-.", 2.8),
+    Loop.UNKNOWN: (":", 2.8),
+}
+_BATCH: Final = "mean batch (sequences per decode step)"
+LINEAR: Final = "linear scaling"
+_COLORS: Final = 5  # the sixth is that of linear scaling
+
+
 def charts_of(comparison: Comparison) -> list[Chart]:
     """Returns throughput, TTFT and speed-up by batch, with a letter for each way of each set.
 
     A color is a set's, or a way's of a single set, and a line's style that of the arrivals. The
-    first chart names them, unless they are too many: the tables have the letters. Raises ValueError
-    for a comparison without a set.
+    first chart names them, unless they are too many: the tables have the letters.
     """
-    named = []
-    for number, of_set in enumerate(comparison.sets):
+    styles: list[tuple[Way, Series]] = []
+    subjects = comparison.headings[1]
+    for number, (subject, of_set) in enumerate(zip(subjects, comparison.sets, strict=True)):
         for own, way in enumerate(of_set.ways):
-            name = ", ".join(filter(None, (comparison.subjects[number], way.name)))
-            named.append((name, way, (number if len(comparison.sets) > 1 else own) % _COLORS))
-    points = [
-        (f"{way.letter} at {at.batch}", at.remarks) for _, way, _ in named for at in way.points
-    ]
+            name = f"{way.letter}: {', '.join(filter(None, (subject, way.name)))}"
+            color = (number if len(comparison.sets) > 1 else own) % _COLORS
+            line, width = _LINES[way.arrivals]
+            style = Series(name, (), (), line, color=color, width=width, letter=way.letter)
+            styles.append((way, style))
+    points = [(f"{way.letter} at {at.batch}", at.remarks) for way, _ in styles for at in way.points]
     about = ["The median of each batch", *remarked(points)]
-    about += ["letters as in the tables"] if len(named) > MOST_NAMED else []
+    about += ["letters as in the tables"] if len(styles) > MOST_NAMED else []
 
-    def series(y: Callable[[Point], float | None], *, named_here: bool = False) -> list[Series]:
+    def series(y: Callable[[Point], float | None], *, named: bool = False) -> list[Series]:
         found = []
-        for name, way, color in named:
+        for way, style in styles:
             known = [(at.batch_mean, value) for at in way.points if (value := y(at)) is not None]
             if known:
                 xs, ys = zip(*known, strict=True)
-                style = _LINES[way.arrivals], f"${way.letter}$", color
-                found.append(Series(name if named_here else "", xs, ys, *style))
+                found.append(replace(style, name=style.name if named else "", xs=xs, ys=ys))
         return found
 
-    speedups = [each for each in series(lambda point: point.speedup) if len(each.xs) > 1]
+    related = [each for each in series(lambda point: point.speedup) if len(each.xs) > 1]
+    speedups = [replace(each, xs=[x / each.xs[0] for x in each.xs]) for each in related]
     if speedups:
-        most = max(each.xs[-1] / each.xs[0] for each in speedups)
-        grown = [replace(each, xs=[x / each.xs[0] for x in each.xs]) for each in speedups]
-        linear = Series(LINEAR, [1.0, most], [1.0, most], ":", "", _COLORS)
-        speedups = [*grown, linear]
+        ends = [1.0, max(each.xs[-1] for each in speedups)]
+        speedups.append(Series(LINEAR, ends, ends, ":", "", _COLORS))
     charts = [
         ("Throughput", "; ".join(about), _BATCH, "generated tokens/s",
-         series(lambda point: point.tokens_per_s.median, named_here=True)),
+         series(lambda point: point.tokens_per_s.median, named=True)),
         ("Time to first token", "The medians of p50.", _BATCH, "ms",
          series(lambda point: point.ttft_p50_ms)),
         ("Speed-up", f"Over the smallest batch; dotted: {LINEAR}.", "growth of the mean batch",

@@ -8,7 +8,7 @@ never averaged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
@@ -25,7 +25,6 @@ _FEW_HITS: Final = 0.01
 _BAND_SHARE: Final = 0.1
 _BAND_TOKENS: Final = 4
 
-
 CONDITIONS: Final = (
     *map(Condition, ("model_id", "engine", "precision", "gpu")),
     Condition("gpu_count", spelled="accelerators: {}"),
@@ -36,9 +35,6 @@ CONDITIONS: Final = (
     Condition(names.PREFIX_HIT_RATIO, spelled="prefix cache hits {}", none="no prefix cache hits",
               usual=(NONE,)),
 )  # fmt: skip
-CONDITION_NAMES: Final = tuple(each.name for each in CONDITIONS)
-SCHEDULING: Final = {each.name: each.spelled for each in names.SETTINGS if each.beside}
-
 Conditions = Mapping[str, str]  # by their names
 
 
@@ -47,16 +43,16 @@ def bands(values: Iterable[int]) -> dict[int, str]:
 
     A band begins at the smallest length that is in none, and has those up to a tenth above it.
     """
-    found: list[list[int]] = []
+    found: dict[int, list[int]] = {}
+    band: list[int] = []
     for value in sorted(set(values)):
-        if found and value <= found[-1][0] + max(_BAND_TOKENS, _BAND_SHARE * found[-1][0]):
-            found[-1].append(value)
-        else:
-            found.append([value])
+        if not band or value > band[0] + max(_BAND_TOKENS, _BAND_SHARE * band[0]):
+            band = []
+        band.append(value)
+        found[value] = band
     return {
-        value: str(band[0]) if len(band) == 1 else f"{band[0]} to {band[-1]}"
-        for band in found
-        for value in band
+        value: str(value) if len(band) == 1 else f"{band[0]} to {band[-1]}"
+        for value, band in found.items()
     }
 
 
@@ -73,14 +69,14 @@ def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str
         names.DATA_PARALLEL: notes.get(names.DATA_PARALLEL, alone),
         names.PREFIX_HIT_RATIO: _prefix_hits(notes),
     }
-    return {name: known.get(name) or notes.get(name, UNKNOWN) for name in CONDITION_NAMES}
+    named = (each.name for each in CONDITIONS)
+    return {name: known.get(name) or notes.get(name, UNKNOWN) for name in named}
 
 
 def scheduling_of(notes: names.RowNotes) -> str:
     """Describes how the scheduler is set up; what is not noted is unknown."""
-    return ", ".join(
-        spelled.format(notes.get(name, UNKNOWN)) for name, spelled in SCHEDULING.items()
-    )
+    setup = (each for each in names.SETTINGS if each.beside)
+    return ", ".join(each.spelled.format(notes.get(each.name, UNKNOWN)) for each in setup)
 
 
 def remarks_of(notes: names.RowNotes, verified: bool) -> tuple[str, ...]:
@@ -127,30 +123,25 @@ def _prefix_hits(notes: names.RowNotes) -> str:
     return f"about {tenth * 10} %" if tenth else "below 5 %"
 
 
-def varied(sets: Sequence[Conditions]) -> list[str]:
-    """Returns the conditions in which sets differ."""
-    return [name for name in CONDITION_NAMES if len({each[name] for each in sets}) > 1]
+def headings(sets: Sequence[Conditions]) -> tuple[str, list[str]]:
+    """Returns what sets share, but for what is usual, and what distinguishes each: a line each."""
+    shared = [each for each in CONDITIONS if len({values[each.name] for values in sets}) == 1]
+    varied = [each for each in CONDITIONS if each not in shared]
+    title = _line(sets[0], shared) if sets else "Nothing to compare"
+    return title, [_line(each, varied, always=True) for each in sets]
 
 
-def describe(conditions: Conditions, named: Collection[str], *, always: bool = False) -> str:
-    """Formats conditions in one line. `named`: which. `always`: also usual values."""
-    shown = [each for each in CONDITIONS if each.name in named]
-    settings = [each for each in shown if each.usual and each.name != "traffic"]
-    parts = []
-    if len(settings) > 1 and all(conditions[each.name] == UNKNOWN for each in settings):
-        shown = [each for each in shown if each not in settings]
-        parts.append("engine settings unknown")
-    texts = {each.name: _text(each, conditions[each.name], always) for each in shown}
-    count = conditions["gpu_count"]
-    if "gpu" in texts and texts.pop("gpu_count", "") and count != "0":
-        texts["gpu"] = f"{count} x {texts['gpu']}"
-    return ", ".join([*filter(None, texts.values()), *parts])
-
-
-def _text(condition: Condition, value: str, always: bool) -> str:
-    """Formats one condition; empty where it is not worth a word."""
-    named = value in (UNKNOWN, *condition.named) or ":" in value
-    any_usual = ANY_KNOWN in condition.usual and not named
-    if not always and (any_usual or value in condition.usual):
-        return ""
-    return condition.none if value == NONE else condition.spelled.format(value)
+def _line(values: Conditions, named: Sequence[Condition], *, always: bool = False) -> str:
+    """Formats conditions in one line. `always`: also usual values."""
+    unknown = [each for each in named if each.usual and each.name != "traffic"]
+    if len(unknown) == 1 or any(values[each.name] != UNKNOWN for each in unknown):
+        unknown = []
+    texts = {}
+    for each in named:
+        value = values[each.name]
+        worth = ANY_KNOWN not in each.usual or value in (UNKNOWN, *each.named) or ":" in value
+        if each not in unknown and (always or (worth and value not in each.usual)):
+            texts[each.name] = each.none if value == NONE else each.spelled.format(value)
+    if "gpu" in texts and texts.pop("gpu_count", "") and values["gpu_count"] != "0":
+        texts["gpu"] = f"{values['gpu_count']} x {texts['gpu']}"
+    return ", ".join(filter(None, [*texts.values(), "engine settings unknown" * bool(unknown)]))

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
+from math import dist
 from pathlib import Path
 
 import pytest
@@ -158,11 +159,25 @@ def test_png_has_all_charts_beside_each_other_and_a_title() -> None:
 
 
 def test_series_without_a_name_is_explained_elsewhere() -> None:
-    nameless = Series("", (1, 2), (3, 4), marker="$A$")
+    nameless = Series("", (1, 2), (3, 4), letter="A")
     svg = drawn(".svg", "a title", [sized(MEASURED, FITTED), sized(nameless, FITTED)]).decode()
     assert [svg.count(f"<!-- {name} -->") for name in ("measured", "fitted")] == [1, 2]
-    letter = Series("A long name", (1, 2), (3, 4), marker="$A$")
+    letter = Series("A long name", (1, 2), (3, 4), letter="A")
     assert b"<!-- A long name -->" in drawn(".svg", "a title", [sized(letter)])
+
+
+@pytest.mark.parametrize("last", [1, 700])
+def test_letters_of_lines_that_lie_on_each_other_cover_none_of_each_other(last: int) -> None:
+    letters = "ABCDEFGHIJKLMNOP"
+    lines = (Series("", (1, 64), (1, last), letter=each) for each in letters)
+    drawing = element_of(sized(*lines), 1)
+    found = [
+        (float(each.get("x", "")), float(each.get("y", "")))
+        for each in drawing.iter("text")
+        if each.text in [*letters]
+    ]
+    assert len(found) == len(letters)
+    assert min(dist(*pair) for pair in combinations(found, 2)) > 12
 
 
 @pytest.mark.parametrize("name", ["組織/模型-8B-指示", 300 * "m", "a b " * 60])

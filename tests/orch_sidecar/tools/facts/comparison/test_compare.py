@@ -17,7 +17,7 @@ from orch_sidecar.tools.facts.comparison.compare import (
     charts_of,
     compare,
 )
-from orch_sidecar.tools.facts.comparison.conditions import CONDITION_NAMES, bands
+from orch_sidecar.tools.facts.comparison.conditions import CONDITIONS, bands
 from orch_sidecar.tools.facts.tables.notes import Loop
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.facts.comparison import compared, located, text_of
@@ -247,7 +247,7 @@ class TestReport:
 
     def test_document_has_every_field(self) -> None:
         found = asdict(compared(at(1, 92.72, SINGLE), at(8, 700), at(32, 1400, gpu="A100")))
-        assert set(found["sets"][0]["conditions"]) == set(CONDITION_NAMES)
+        assert set(found["sets"][0]["conditions"]) == {each.name for each in CONDITIONS}
         [_, way] = found["sets"][0]["ways"]
         assert (way["measurement_type"], way["arrivals"]) == ("batched_online", "arrivals unknown")
         assert way["points"][0] == {
@@ -270,18 +270,20 @@ class TestReport:
 class TestCharts:
     def test_title_has_shared_conditions_and_names_the_others(self) -> None:
         found = compared(at(1, 90, SINGLE), at(2, 170), at(2, 150, gpu="A100"))
-        assert found.title == (
+        assert found.headings[0] == (
             "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, accelerators: 1, "
             "512 tokens in, 512 tokens out, engine settings unknown"
         )
         throughput = charts_of(found)[0].series
         assert [each.name for each in throughput] == [
-            "H100, single_stream", "H100, batched_online, arrivals unknown",
-            "A100, batched_online, arrivals unknown",
+            "A: H100, single_stream", "B: H100, batched_online, arrivals unknown",
+            "C: A100, batched_online, arrivals unknown",
         ]  # fmt: skip
-        assert [each.marker for each in throughput] == ["$A$", "$B$", "$C$"]
+        assert [each.letter for each in throughput] == ["A", "B", "C"]
         assert [each.color for each in throughput] == [0, 0, 1], "a color is a set's"
-        assert [each.line for each in throughput] == ["-", ":", ":"], "a line that of the arrivals"
+        assert [(each.line, each.width) for each in throughput] == [
+            ("-", 1.2), (":", 2.8), (":", 2.8),
+        ], "a line that of the arrivals: where two lie on each other, both are seen"  # fmt: skip
 
     def test_curves_are_by_the_mean_batch(self) -> None:
         """An open loop's point lies where its steps were, not where its largest one was."""
@@ -305,12 +307,12 @@ class TestCharts:
 
     def test_thirty_sets_have_a_letter_or_number_each(self) -> None:
         found = compared(*(at(2, 100, gpu=f"gpu {number}") for number in range(30)))
-        marks = [each.marker for each in charts_of(found)[0].series]
-        assert (marks[0], marks[25], marks[26]) == ("$A$", "$Z$", "$27$")
+        letters = [each.letter for each in charts_of(found)[0].series]
+        assert (letters[0], letters[25], letters[26]) == ("A", "Z", "27")
 
     @pytest.mark.parametrize("count", [1, 2, 4, 16])
     def test_real_names_are_drawn_without_a_warning(self, count: int) -> None:
         found = sets(count)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert len(drawn(".svg", found.title, charts_of(found))) > 5000
+            assert len(drawn(".svg", found.headings[0], charts_of(found))) > 5000

@@ -11,8 +11,7 @@ from typing import Any, Final
 import pytest
 
 from orch_sidecar.tools.facts.comparison.compare import Comparison, Point, compare
-from orch_sidecar.tools.facts.comparison.conditions import SCHEDULING
-from orch_sidecar.tools.facts.tables.notes import SETTING_NAMES
+from orch_sidecar.tools.facts.tables.notes import SETTINGS as DECLARED
 from orch_sidecar.tools.facts.tables.row import Row
 from tests.orch_sidecar.tools.facts.comparison import compared, located, text_of
 from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
@@ -155,7 +154,7 @@ def test_nothing_is_related_to_what_was_cut_or_limited_by_the_client(notes: dict
 
 
 def test_ways_cover_every_note_that_is_a_condition() -> None:
-    noted = {*SETTING_NAMES, "prefix_hit_ratio"} - {*SCHEDULING}
+    noted = {each.name for each in DECLARED if not each.beside} | {"prefix_hit_ratio"}
     assert noted <= {way.condition for way in WAYS}
 
 
