@@ -7,7 +7,7 @@ needs a picture, or only explains one, is left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress
+from itertools import compress, count
 from pathlib import Path
 from typing import Any, Final
 from xml.etree.ElementTree import Element
@@ -19,7 +19,6 @@ from orch_sidecar.tools.drawing.texts import NONE, aligned, element, html_of, sh
 # The page loads nothing, whatever a name in it contains.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = Path(__file__).with_name("page.css")
-_NUMBER: Final = {"class": "number"}
 
 # The head of each column of a table, and the text of a thing in it.
 Columns = Sequence[tuple[str, Callable[..., str]]]
@@ -45,13 +44,12 @@ class Page:
             element("title", self._title),
             element("style", _STYLE.read_text(encoding="utf-8")),
         )
-        main, number = element("main"), 0
+        main, numbers = element("main"), count()
         for part in self._parts:
             if isinstance(part, Element):
                 main.append(part)
-                continue
-            main.append(element("div", *map(_figure, part, range(number, 99)), class_="figures"))
-            number += len(part)
+            else:
+                main.append(element("div", *map(_figure, part, numbers), class_="figures"))
         return html_of(element("html", head, element("body", main), lang="en"))
 
     @property
@@ -98,7 +96,7 @@ class Page:
         head: Sequence[str],
         rows: Iterable[Sequence[str]],
         texts: int = 1,
-        kinds: Mapping[str, str] | None = None,
+        kinds: Mapping[str, str] = {},
         otherwise: str = "",
     ) -> None:
         """Appends a table, or the text `otherwise` without rows.
@@ -106,26 +104,21 @@ class Page:
         `texts`: the columns from the left that have texts, not numbers. `kinds`: the cells that
         stand out, and whether they are good, warn or bad.
         """
-        kind = kinds or {}
         if not (found := list(rows)):
             self.text(otherwise)
             return
 
         def cell(tag: str, at: int, text: str, **more: str) -> Element:
-            look = {} if at < texts else _NUMBER
-            child = element("span", text, class_=kind[text]) if text in kind else text
+            look = {} if at < texts else {"class": "number"}
+            child = element("span", text, class_=kinds[text]) if text in kinds else text
             return element(tag, child, **look, **more)
 
-        named = [cell("th", at, text, scope="col") for at, text in enumerate(head)]
-        body = [
-            element(
-                "tr",
-                element("th", row[0], scope="row"),
-                *(cell("td", at, text) for at, text in enumerate(row[1:], 1)),
-            )
-            for row in found
-        ]
-        made = element("table", element("thead", element("tr", *named)), element("tbody", *body))
+        heads = (cell("th", at, text, scope="col") for at, text in enumerate(head))
+        body = element("tbody")
+        for first, *others in found:
+            cells = (cell("td", at, text) for at, text in enumerate(others, 1))
+            body.append(element("tr", element("th", first, scope="row"), *cells))
+        made = element("table", element("thead", element("tr", *heads)), body)
         self._parts.append(element("div", made, class_="wide", tabindex="0"))
         self._say(*aligned(head, found, texts))
 
@@ -141,8 +134,17 @@ class Page:
 
     def facts(self, groups: Mapping[str, Mapping[str, object]]) -> None:
         """Appends documents with their titles, side by side where there is place."""
-        made = (_facts(*group) for group in groups.items())
-        self._parts.append(element("div", *made, class_="columns"))
+        columns = element("div", class_="columns")
+        for title, document in groups.items():
+            body = element("tbody")
+            for name, value in document.items():
+                head = element("th", name.replace("_", " "), scope="row")
+                body.append(
+                    element("tr", head, element("td", value_text(name, value) or "unknown"))
+                )
+            table = element("table", body, class_="facts")
+            columns.append(element("div", element("h3", title), table))
+        self._parts.append(columns)
 
     def _say(self, *lines: str) -> None:
         if self._heading:
@@ -154,19 +156,6 @@ class Page:
 def _figure(chart: Chart, number: int) -> Element:
     caption = element("figcaption", element("h3", chart.title), element("p", chart.about))
     return element("figure", caption, element_of(chart, number))
-
-
-def _facts(title: str, document: Mapping[str, object]) -> Element:
-    made = [
-        element(
-            "tr",
-            element("th", name.replace("_", " "), scope="row"),
-            element("td", value_text(name, value) or "unknown"),
-        )
-        for name, value in document.items()
-    ]
-    table = element("table", element("tbody", *made), class_="facts")
-    return element("div", element("h3", title), table)
 
 
 def badge(text: str, kind: str) -> Element:

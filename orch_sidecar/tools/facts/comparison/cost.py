@@ -1,20 +1,7 @@
 """Prices rows: what a million tokens cost, by label.
 
-Pure. The formulas:
-
-- the price of an hour is per accelerator with its share of the host, or per machine where a row has
-  no accelerator: a copy of a model on four costs four times as much;
-- a whole hour is paid for (reserved), and in a share of it the engine works as it did in the row
-  (used); its tokens are those of the used share;
-- the tokens of a `batched_online` row are those of requests within its SLO: its throughput times
-  the requests within it over the answered ones, as if they were of the mean length;
-- with inputs included, an output token costs the hour over the output tokens of the hour;
-- apart, the hour is divided in proportion to the engine's time: what prompts added to its steps is
-  of the input tokens, all else of the output tokens, by the counters that it signed in the row's
-  evidence. Of a single stream without evidence the time to the first token is of the input, for
-  nothing else runs. Elsewhere the times are unknown, and so are the two prices.
-
-What is not measured and not given is not guessed, and labels never share a figure.
+Pure. docs/how-to/cost.md has the formulas. What is not measured and not given is not guessed, and
+labels never share a figure.
 """
 
 from __future__ import annotations
@@ -34,18 +21,14 @@ from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.notes import RowNotes, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row
 
-_MILLION: Final = 1_000_000
-_HOUR_S: Final = 3600.0
-
 
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What is paid for one accelerator with its share of the host, in any currency.
 
-    `per_hour`: rent, or purchase over the hours of its life. `used`: the share of the hours in
-    which it works. `per_kwh`: of electricity, 0 where the hour includes it; `watts`, `idle_watts`:
-    what it draws while it works and while it does not. Raises ValueError for hours of no use, and
-    for electricity without the draws that it needs.
+    `used`: the share of the hours in which it works. `per_kwh`: of electricity, 0 where the hour
+    includes it; `watts`, `idle_watts`: what it draws while it works and while it does not. Raises
+    ValueError for hours of no use, and for electricity without the draws that it needs.
     """
 
     per_hour: float
@@ -78,9 +61,9 @@ class Cost:
     """What the tokens of a row cost. Money is in the currency of the prices, shares from 0 to 1.
 
     `hour`: a reserved hour. `tokens_per_s`: generated tokens that are paid for, `within_slo` of
-    all. `engine_busy`: of the run, the time in which the engine computed, None if unknown.
-    `output_with_input`: a million output tokens, inputs included; `input`, `output`: a
-    million of each, None where the engine's times are unknown; `split_by`: what divided them.
+    all. `engine_busy`: of the run. `output_with_input`: a million output tokens, inputs included;
+    `input`, `output`: a million of each, and `split_by` what divided the hour between them. None:
+    not known.
     """
 
     place: str
@@ -111,34 +94,30 @@ def priced(rows: Sequence[LocatedRow], prices: Prices, evidence: ReadEvidence) -
     found: dict[Label, list[Cost]] = {label: [] for label in Label}
     without: list[ExcludedRow] = []
     for located in rows:
-        label = located.row.measurement_type
-        if lacks := _lacks(label, located.row.notes):
+        if lacks := _lacks(located.row):
             without.append(ExcludedRow(located.place, lacks))
         else:
-            found[label].append(_cost(located, prices, evidence))
+            found[located.row.measurement_type].append(_cost(located, prices, evidence))
     return Costs(prices, {label: costs for label, costs in found.items() if costs}, without)
 
 
-def _lacks(label: Label, notes: RowNotes) -> str:
+def _lacks(row: Row) -> str:
     """Returns what a row lacks to be priced; empty for one that lacks nothing."""
-    if label is Label.TO_BE_CONFIRMED:
-        return UNCONFIRMED
-    if label is not Label.BATCHED_ONLINE:
-        return ""
+    if row.measurement_type is not Label.BATCHED_ONLINE:
+        return "" if row.is_confirmed else UNCONFIRMED
+    notes, share = row.notes, row.notes.number(names.GOODPUT_SHARE)
     needed = {
-        f"the SLO ({', '.join(names.SLOS)})": names.SLOS,
-        f"the share of requests within it ({names.GOODPUT_SHARE})": (names.GOODPUT_SHARE,),
+        f"the SLO ({', '.join(names.SLOS)})": {*names.SLOS} & notes.keys(),
+        f"the share of requests within it ({names.GOODPUT_SHARE})": share is not None,
     }
-    if missing := [text for text, some in needed.items() if not {*some} & notes.keys()]:
+    if missing := [text for text, known in needed.items() if not known]:
         return f"incomplete: a shared machine's tokens need {' and '.join(missing)}"
     if names.LATENCY_OF in notes:
         return (
             f"incomplete: {names.GOODPUT_SHARE} is of interactive requests only, the throughput of "
             "bulk work, too"
         )
-    if not float(notes[names.GOODPUT_SHARE]):
-        return "no request was within the SLO"
-    return ""
+    return "" if share else "no request was within the SLO"
 
 
 def _cost(located: LocatedRow, prices: Prices, evidence: ReadEvidence) -> Cost:
@@ -156,15 +135,14 @@ def _cost(located: LocatedRow, prices: Prices, evidence: ReadEvidence) -> Cost:
     hits = notes.number(names.PREFIX_HIT_RATIO)
     cached = (f"{hits:.0%} of the input from the prefix cache",) if hits else ()
     window_s = notes.number("window_s")
+    bounds = [name for name in names.SLOS if name in notes]
     return Cost(
         place=located.place,
         row=row,
         hour=hour,
         tokens_per_s=tokens_per_s,
         within_slo=within,
-        slo=", ".join(
-            f"{name.split('_')[1].upper()} {notes[name]} ms" for name in names.SLOS if name in notes
-        ),
+        slo=", ".join(f"{name.split('_')[1].upper()} {notes[name]} ms" for name in bounds),
         engine_busy=min(1.0, engine.grew("busy_s") / window_s) if engine and window_s else None,
         output_with_input=with_input,
         input=None if share is None or of_input is None else with_input * share * of_input,
@@ -176,7 +154,7 @@ def _cost(located: LocatedRow, prices: Prices, evidence: ReadEvidence) -> Cost:
 
 def per_million(hour: float, tokens_per_s: float) -> float:
     """Returns what a million tokens cost if an hour that costs `hour` has so many per second."""
-    return _MILLION * hour / (_HOUR_S * tokens_per_s)
+    return 1_000_000 * hour / (3600 * tokens_per_s)
 
 
 def _within_slo(notes: RowNotes) -> float:
@@ -221,10 +199,6 @@ _COLUMNS: Final[Columns] = (
     ("divided by", lambda cost: cost.split_by or NONE),
     ("remarks", lambda cost: ", ".join(cost.remarks)),
 )  # fmt: skip
-_RULE: Final = (
-    "1M in and 1M out divide the hour by the engine's time for each; where that is unknown there "
-    "is only a price with the inputs included. Different labels are prices of different things."
-)
 
 
 def as_page(found: Costs) -> Page:
@@ -239,7 +213,11 @@ def as_page(found: Costs) -> Page:
         page.section(f"{label}: {_OF_LABELS[label]}")
         page.columns(_COLUMNS, zip(costs), texts=3)
     if found.costs:
-        page.text(_RULE)
+        page.text(
+            "1M in and 1M out divide the hour by the engine's time for each; where that is unknown "
+            "there is only a price with the inputs included. Different labels are prices of "
+            "different things."
+        )
     if found.unpriced:
         page.section("without a price:")
         page.list(f"{each.place}: {each.why}" for each in found.unpriced)
