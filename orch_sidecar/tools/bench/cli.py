@@ -1,15 +1,12 @@
 """`orch bench`: measures an endpoint or a device, and judges whether the figures are valid.
 
-With `decode.cli` and `reports`, the only module here that prints and writes files.
+`decode.cli` and `reports` print and write files.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -18,24 +15,14 @@ from orch_sidecar.tools.arguments import TextParser, add_plot, counts, non_negat
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.load.driver import cancelled_by_signals
 from orch_sidecar.tools.bench.plan import add_arrivals, add_common, add_length, plan_of, scenario_of
-from orch_sidecar.tools.bench.report.run import LABELS, run_report
-from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
-from orch_sidecar.tools.bench.reports import (
-    add_commands,
-    add_report,
-    check_files,
-    write_report,
-    written,
-)
-from orch_sidecar.tools.bench.results.result import Result, row_of
+from orch_sidecar.tools.bench.report.run import LABELS
+from orch_sidecar.tools.bench.reports import add_commands, add_report, check_files, report
+from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
-from orch_sidecar.tools.drawing.picture import drawn
 from orch_sidecar.tools.facts.commands.terminal import add_command
-from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
-from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.terminal import escape_unencodable_output
@@ -127,43 +114,3 @@ async def measured(options: argparse.Namespace) -> Result | Sweep:
         if options.find_rate:
             return await find_rate(plan, options.trial)
         return await measure(plan)
-
-
-def report(found: Result | Sweep, options: argparse.Namespace) -> int:
-    """Prints and writes what was measured; returns the exit code.
-
-    One file that cannot be written costs none of the others.
-    """
-    swept = isinstance(found, Sweep)
-    results = found.results if isinstance(found, Sweep) else [found]
-    page = sweep_report(found) if isinstance(found, Sweep) else run_report(found)
-    print(page.plain)
-    output = options.output or Path(f"orch-{'sweep' if swept else 'bench'}-{results[0].id}.json")
-    text = json.dumps(found.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
-    done = [written("result", output, lambda: files.write(output, f"{text}\n"))]
-    for result in results if options.facts is not None else ():
-        which = f", concurrency {result.scenario.clients}" if swept else ""
-        added = written(f"row{which}", options.facts, partial(add_row, result, options.facts))
-        done += [] if swept else [added]  # one client of a sweep makes no row
-        if added and (missing := result.evidence.missing):
-            print(f"  without evidence: {missing}")
-    if isinstance(found, Sweep) and options.plot is not None and found.points:
-        picture = drawn(options.plot.suffix, sweep_title(found), sweep_charts(found))
-        done.append(written("plot", options.plot, lambda: files.write(options.plot, picture)))
-    done.append(write_report(page, options.report, output))
-    return 0 if all(done) and found.is_sound else 1
-
-
-def add_row(result: Result, facts: Path) -> None:
-    """Appends the row of a result to a table, and notes in it the evidence, written beside.
-
-    Without evidence there is no such note; a row that no table would take leaves no file. Raises
-    OSError, Unavailable and ValueError.
-    """
-    row, signed = row_of(result), result.evidence.signed
-    if signed is not None:
-        # The signed part is in the evidence itself, and unsigned documents prove nothing.
-        measured = result.model_dump(mode="json", exclude={"evidence", "capabilities"})
-        content, row = evidence_of(signed, row, measured)
-        files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)
-    files.append(facts, [row])

@@ -1,11 +1,13 @@
-"""Reads results, and writes reports: `--report` of every run, `orch bench report` and `compare`.
+"""Writes what was measured: the result, rows with their evidence, a plot and the report.
 
-Checks before a run that all of its files can be written.
+Reads results for `orch bench report` and `compare`, and checks before a run that all of its files
+can be written.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,13 +19,14 @@ from orch_sidecar.tools.arguments import Unavailable, file_of
 from orch_sidecar.tools.bench.decode.result import DecodeResult
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.report.run import compare_report, run_report
-from orch_sidecar.tools.bench.report.sweep import sweep_report
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
+from orch_sidecar.tools.bench.results.result import Result, row_of
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.drawing.page import Page
-from orch_sidecar.tools.drawing.picture import require
+from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import print_error
 
@@ -39,10 +42,15 @@ def add_report(
     group.add_argument("--report", nargs="?", const=True, type=kind, metavar="HTML", help=text)
 
 
+def _page_of(wanted: Path | bool | None, beside: Path) -> Path | None:
+    """Returns the file of a report, by default beside a result; None where it is not wanted."""
+    return beside.with_suffix(_PAGE) if wanted is True else wanted or None
+
+
 def check_files(options: argparse.Namespace) -> None:
     """Raises ValueError, and OSError, where no result could be written."""
-    output, report = options.output or Path("orch-bench.json"), options.report
-    page = output.with_suffix(_PAGE) if report is True else report
+    output = options.output or Path("orch-bench.json")
+    page = _page_of(options.report, output)
     wanted = {"output": output, "facts": options.facts, "plot": options.plot, "report": page}
     taken: dict[Path, str] = {}
     for name, path in wanted.items():
@@ -56,13 +64,12 @@ def check_files(options: argparse.Namespace) -> None:
             raise ValueError(f"{option}: it cannot be written: {why}") from None
         if (other := taken.setdefault(path.resolve(), option)) != option:
             raise ValueError(f"{option}: it must not be the file of {other}")
-    if options.plot is not None or report is not None:
+    if options.plot is not None or page is not None:
         require(options.plot)
     if options.facts is not None:
         files.check_appendable(options.facts)
 
 
-_RULE: Final = "it must be a result that `orch bench` of this release has written"
 # What a file holds, by its schema.
 _FILE: Final[TypeAdapter[Result | Sweep | DecodeResult]] = TypeAdapter(
     Annotated[Result | Sweep | DecodeResult, Field(discriminator="schema_version")]
@@ -80,14 +87,51 @@ which they differ are listed. The intervals are of one run each: they do not con
 from run to run. `orch facts compare` compares rows, as those of sweeps."""
 
 
+def report(found: Result | Sweep, options: argparse.Namespace) -> int:
+    """Prints and writes what was measured; returns the exit code.
+
+    One file that cannot be written costs none of the others.
+    """
+    page, swept = _PAGES[type(found)](found), isinstance(found, Sweep)
+    results = found.results if isinstance(found, Sweep) else [found]
+    print(page.plain)
+    output = options.output or Path(f"orch-{'sweep' if swept else 'bench'}-{results[0].id}.json")
+    text = json.dumps(found.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
+    done = [written("result", output, lambda: files.write(output, f"{text}\n"))]
+    for result in results if options.facts is not None else ():
+        which = f", concurrency {result.scenario.clients}" if swept else ""
+        added = written(f"row{which}", options.facts, partial(add_row, result, options.facts))
+        done += [] if swept else [added]  # one client of a sweep makes no row
+        if added and (missing := result.evidence.missing):
+            print(f"  without evidence: {missing}")
+    if isinstance(found, Sweep) and options.plot is not None and found.points:
+        picture = drawn(options.plot.suffix, sweep_title(found), sweep_charts(found))
+        done.append(written("plot", options.plot, lambda: files.write(options.plot, picture)))
+    done.append(write_report(page, options.report, output))
+    return 0 if all(done) and found.is_sound else 1
+
+
+def add_row(result: Result, facts: Path) -> None:
+    """Appends the row of a result to a table, and notes in it the evidence, written beside.
+
+    Without evidence there is no such note; a row that no table would take leaves no file. Raises
+    OSError, Unavailable and ValueError.
+    """
+    row, signed = row_of(result), result.evidence.signed
+    if signed is not None:
+        # The signed part is in the evidence itself, and unsigned documents prove nothing.
+        measured = result.model_dump(mode="json", exclude={"evidence", "capabilities"})
+        content, row = evidence_of(signed, row, measured)
+        files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)
+    files.append(facts, [row])
+
+
 def write_report(
     page: Page, wanted: Path | bool | None, beside: Path, out: TextIO | None = None
 ) -> bool:
-    """Writes the report if it is wanted, by default beside a result; returns whether it could."""
-    if wanted is None:
-        return True
-    path = wanted if isinstance(wanted, Path) else beside.with_suffix(_PAGE)
-    return written("report", path, lambda: files.write(path, page.html), out)
+    """Writes the report if it is wanted; returns whether it could."""
+    path = _page_of(wanted, beside)
+    return path is None or written("report", path, lambda: files.write(path, page.html), out)
 
 
 def written(what: str, path: Path, write: Callable[[], object], out: TextIO | None = None) -> bool:
@@ -132,10 +176,9 @@ def _compare(options: argparse.Namespace) -> int:
 def _read(path: Path) -> Result | Sweep | DecodeResult:
     """Returns a result. Raises OSError and ValueError."""
     try:
-        document = parse_json(path.read_bytes(), "")
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}): {_RULE}") from error
-    try:
-        return _FILE.validate_python(document)
+        return _FILE.validate_python(parse_json(path.read_bytes(), "not JSON: "))
     except ValidationError as error:
-        raise ValueError(f"{path}: {first_problem(error)}: {_RULE}") from error
+        why = first_problem(error)
+    except ValueError as error:
+        why = str(error)
+    raise ValueError(f"{path}: {why}: it must be a result that `orch bench` of this release wrote")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.tools.bench.cli import add_row
+from orch_sidecar.tools.bench.reports import add_row
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.facts.tables import files
 from tests.integration.bench.decoding import Decoding

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench import cli
+from orch_sidecar.tools.bench import cli, reports
 from orch_sidecar.tools.bench.load.driver import Interrupted
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.results.result import Result
@@ -45,7 +45,7 @@ def run(cloud: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         common = ("--url", url_of(cloud), "--prompts", str(prompts))
         out = ("--output", str(tmp_path / "o.json"), "--facts", str(tmp_path / "f.csv"))
         options = cli.parser().parse_args([*words, *common, *out])
-        return cli.report(await cli.measured(options), options)
+        return reports.report(await cli.measured(options), options)
 
     return run_here
 

@@ -11,19 +11,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.report.measures import (
-    SECTIONS,
-    Amount,
-    Measure,
-    Times,
-    compared,
-    edges_of,
-    measures_of,
-    percentiles_of,
-    spread,
-    times_of,
-    tokens,
-)
+from orch_sidecar.tools.bench.report import measures
 from orch_sidecar.tools.bench.results.result import (
     KEPT_SHARE,
     EngineDocument,
@@ -47,8 +35,8 @@ _WIDE: Final = 30.0
 _LEAST_IN_BIN: Final = 2
 
 
-def conditions_of(result: Result) -> dict[str, dict[str, str]]:
-    """Returns the texts of all conditions by groups and names; empty for an unknown one."""
+def conditions_of(result: Result) -> dict[str, dict[str, Any]]:
+    """Returns all conditions by groups and names."""
     load: dict[str, Any] = {"verdict": result.status, "prefix_hit_ratio": result.prefix_hit_ratio}
     load |= result.model_dump(include={"scenario"})["scenario"]
     load["trace"] = result.scenario.trace
@@ -57,12 +45,10 @@ def conditions_of(result: Result) -> dict[str, dict[str, str]]:
     engine |= {"given": result.engine.given or "nothing: all was reported"}
     engine |= result.engine.conditions or {}
     health = result.client.bottleneck or "no bottleneck"
-    client = {"endpoint": result.endpoint, **result.client.host, "health": health}
-    load = {name: value for name, value in load.items() if value not in (None, {})}
-    groups = {"Load": load, "Engine": engine, "Client": client}
     return {
-        group: {name: value_text(name, value) for name, value in found.items()}
-        for group, found in groups.items()
+        "Load": {name: value for name, value in load.items() if value not in (None, {})},
+        "Engine": engine,
+        "Client": {"endpoint": result.endpoint, **result.client.host, "health": health},
     }
 
 
@@ -93,24 +79,23 @@ KINDS: Final = {
 }
 
 INTERVALS_TEXT: Final = (
-    f"Intervals cover 95 %. They follow from {SECTIONS} consecutive sections of the run, so they "
-    "allow for requests that wait for each other, and not for what another run, another day or "
-    "another machine would change. A dash: the run is too short for one. Drifts: the sections "
-    "follow a trend, as while a queue grows; a longer run has another figure. A percentile is "
-    "missing where no request can be beyond it."
+    f"Intervals cover 95 %. They follow from {measures.SECTIONS} consecutive sections of the run, "
+    "so they allow for requests that wait for each other, and not for what another run, another "
+    "day or another machine would change. A dash: the run is too short for one. Drifts: the "
+    "sections follow a trend, as while a queue grows; a longer run has another figure. A "
+    "percentile is missing where no request can be beyond it."
 )
 
 
 def run_report(result: Result) -> Page:
     """Returns the page of a run. Raises ValueError for a result whose calls are not requests."""
-    measures = [*measures_of(result).values()]
     page = Page(f"{result.engine.model_name}: {result.measurement_type.value.replace('_', ' ')}")
     verdict(page, result)
     page.section("Figures")
-    _figures(page, result, measures)
+    _figures(page, result)
     page.section("What was measured, and how")
     conditions(page, result)
-    page.charts((distribution([times]) for times in times_of(result)), "Distributions")
+    page.charts((distribution([times]) for times in measures.times_of(result)), "Distributions")
     page.charts(over_time(result), "Over time")
     page.charts(steps_by_batch(result), "Batches")
     if result.trials:
@@ -148,7 +133,7 @@ def verdict(page: Page, result: Result, letter: str = "") -> None:
     page.text(name, badge(status, kind), f" · {meaning}")
     load = f"{result.scenario.text}, prompts: {result.scenario.prompts}"
     page.text(f"{engine_text(result.engine)} · {load} · {began(result)}")
-    page.list(result.reasons, "Why", "bad" if kind == "bad" else "warn")
+    page.list(result.reasons, "Why", kind)
     if not letter:
         page.list(result.shortfalls, "What it lacks to be published", "warn")
     page.list(result.engine.given, "Given by the user, not reported by the engine", "warn")
@@ -165,18 +150,17 @@ def conditions(page: Page, result: Result) -> None:
     label = result.measurement_type
     page.remark(f"{label.value}: {LABELS.get(label, '')}.")
     page.facts(conditions_of(result))
-    signed = result.evidence.signed is not None
-    missing = f": {result.evidence.missing}" if result.evidence.missing else ""
-    page.remark(f"Evidence: {'signed by the engine' if signed else f'none{missing}'}.")
+    signed, missing = result.evidence.signed, result.evidence.missing
+    none = f"none: {missing}" if missing else "none"
+    page.remark(f"Evidence: {none if signed is None else 'signed by the engine'}.")
 
 
-def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
-    if measures:
-        rows = [
-            (each.name_and_unit, each.value_text, each.interval_text,
-             number_text(each.early))
-            for each in measures
-        ]  # fmt: skip
+def _figures(page: Page, result: Result) -> None:
+    rows = [
+        (each.name_and_unit, each.value_text, each.interval_text, number_text(each.early))
+        for each in measures.measures_of(result).values()
+    ]
+    if rows:
         page.table(("figure", "measured", "95 % interval", "by early stopping"), rows)
         page.remark(INTERVALS_TEXT)
         page.remark(
@@ -218,7 +202,7 @@ def _outcomes(page: Page, result: Result) -> None:
     page.list(lines)
 
 
-def distribution(runs: Sequence[Times]) -> Chart:
+def distribution(runs: Sequence[measures.Times]) -> Chart:
     """Returns the share of the requests up to each time, of one run with its percentiles, or of
     runs side by side; with the bound of the SLO.
 
@@ -238,7 +222,7 @@ def distribution(runs: Sequence[Times]) -> Chart:
     ]
     marks = [
         Marked(f"{at} {number_text(value)}", value)
-        for at, p in percentiles_of(len(values)).items()
+        for at, p in measures.percentiles_of(len(values)).items()
         if len(runs) == 1 and p in _MARKED and (value := percentile(values, p)) is not None
     ]
     marks += [Marked(f"SLO {number_text(bound)}", bound, is_bound=True) for bound in bounds]
@@ -249,7 +233,7 @@ def distribution(runs: Sequence[Times]) -> Chart:
     return Chart(runs[0].title, " ".join(about), axis, y, series, marks)
 
 
-def _range_text(times: Times) -> str:
+def _range_text(times: measures.Times) -> str:
     values, bound = times.values, times.bound_ms
     text = f"{len(values)} requests, {number_text(min(values))} to {number_text(max(values))} ms."
     kept = None if bound is None else fmean(value <= bound for value in values)
@@ -259,20 +243,20 @@ def _range_text(times: Times) -> str:
 def over_time(result: Result) -> Iterator[Chart]:
     """Yields tokens per second, then batch and queue, over the time of the run, if it has any."""
     made = answers(result.calls)
-    edges = edges_of(made, min(_MOST_TIMES, max(10, len(made) // _LEAST_IN_BIN)))
+    edges = measures.edges_of(made, min(_MOST_TIMES, max(10, len(made) // _LEAST_IN_BIN)))
     if not edges:
         return
     width_s = edges[1] - edges[0]
 
-    def means(amounts: Iterable[Amount]) -> list[float]:
-        return [amount / width_s for amount in spread(amounts, edges)]
+    def means(amounts: Iterable[measures.Amount]) -> list[float]:
+        return [amount / width_s for amount in measures.spread(amounts, edges)]
 
     def opened(name: str, intervals: Sequence[Interval], line: str) -> Series:
         middles = [(start + end) / 2 for start, end in pairwise(edges)]
         seconds = means((each, each.end - each.start) for each in intervals)
         return Series(name, middles, seconds, line, marker="", color=int(line != "-"))
 
-    rates = means(tokens(made))
+    rates = means(measures.tokens(made))
     mean = fmean(rates)
     time = Axis("seconds since the start of the run", low=edges[0], high=edges[-1])
     yield Chart(
@@ -319,7 +303,7 @@ def differing(before: Result, after: Result) -> Iterator[tuple[str, str, str]]:
     pairs = zip(conditions_of(before).values(), conditions_of(after).values(), strict=True)
     for first, second in pairs:
         for name in first | second:
-            a, b = (each.get(name) or "unknown" for each in (first, second))
+            a, b = (value_text(name, each.get(name)) or "unknown" for each in (first, second))
             if a != b:
                 yield name.replace("_", " "), a, b
 
@@ -337,7 +321,7 @@ def compare_report(before: Result, after: Result) -> Page:
     rows = [
         (each.before.name_and_unit, each.before.text, each.after.text, each.change_text,
          each.verdict)
-        for each in compared(before, after)
+        for each in measures.compared(before, after)
     ]  # fmt: skip
     none = "There is no figure that both have."
     head = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
@@ -347,8 +331,8 @@ def compare_report(before: Result, after: Result) -> Page:
         "A change is shown only where its interval does not contain 0. Two runs of the same system "
         "may differ by more than that: repeat both, in turns, before you decide on a small change."
     )
-    others = {each.name: each for each in times_of(after)}
-    pairs = ((each, others.get(each.name)) for each in times_of(before))
+    others = {each.name: each for each in measures.times_of(after)}
+    pairs = ((each, others.get(each.name)) for each in measures.times_of(before))
     page.charts((distribution([one, other]) for one, other in pairs if other), "Distributions")
     page.section("All conditions of a")
     conditions(page, before)
