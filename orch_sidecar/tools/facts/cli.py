@@ -1,8 +1,4 @@
-"""`orch facts`: the composition of its commands.
-
-Each module of `commands` has a function `add_commands`, which defines the arguments of its commands
-and, for each, what does its work and returns the exit code.
-"""
+"""`orch facts`: the composition of its commands."""
 
 from __future__ import annotations
 
@@ -10,11 +6,8 @@ import argparse
 from typing import Final
 
 from orch_sidecar.tools.arguments import TextParser, run_command
-from orch_sidecar.tools.facts.commands import compare, rows, tables
+from orch_sidecar.tools.facts.commands import rows, tables
 from orch_sidecar.tools.terminal import escape_unencodable_output
-
-# In the order in which `orch facts --help` shows their commands.
-_MODULES: Final = (rows, tables, compare)
 
 _DESCRIPTION: Final = """Labelled throughput figures, as rows of tps_model_gpu.csv.
 
@@ -39,6 +32,6 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     found = TextParser(prog="orch facts", description=_DESCRIPTION, epilog=_EPILOG)
     commands = found.add_subparsers(dest="facts_command", metavar="COMMAND", required=True)
-    for module in _MODULES:
-        module.add_commands(commands)
+    rows.add_commands(commands)
+    tables.add_commands(commands)
     return found

@@ -40,9 +40,9 @@ Requests arrive at random, wait for the admission window, and are decoded in bat
 Bmax, one token per step; between steps waiting requests fill the batch. Arrivals and windows are
 in virtual time, but the steps run: attention over a real KV cache, and weights that do not fit in
 the processor's cache. PyTorch runs them on CUDA or HIP, without a GPU on the CPU. What it sees, and
-with how many threads, its own variables decide: CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS."""
+with how many threads, its own variables decide: CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS.
 
-EPILOG: Final = """examples:
+examples:
   orch bench decode                               the defaults: less than five seconds
   orch bench decode --sweep                       tokens/s by batch, and the curve t0 + c b^alpha
   orch bench decode --window-ms 6,2               TTFT with two admission windows
@@ -67,7 +67,7 @@ _STEPS_IN_A_ROW: Final = 5
 
 def add_commands(commands: Commands) -> None:
     """Adds `decode`. Defaults are those of "Throughput, Latency & Batching Policy"."""
-    parser = add_command(commands, "decode", run, DESCRIPTION, EPILOG)
+    parser = add_command(commands, "decode", run, DESCRIPTION)
     add = parser.add_argument_group("schedule").add_argument
     add("--nreq", type=count, help=f"number of requests ({NREQ}, or what {BUDGET_S:g} s serve)")
     add("--rate", "--lambda", type=positive, default=80.0, help="mean arrivals per second (80)")

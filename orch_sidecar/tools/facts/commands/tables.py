@@ -1,5 +1,4 @@
-"""`orch facts check`, `merge`, `publish` and `verify`: what is wrong with tables, and what their
-evidence is worth, without the engine."""
+"""`orch facts check` and others: checks tables, verifies, compares and prices their rows."""
 
 from __future__ import annotations
 
@@ -10,13 +9,17 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from orch_sidecar.tools.arguments import Unavailable
+from orch_sidecar.tools.arguments import Unavailable, positive, share
+from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import counted
-from orch_sidecar.tools.facts.commands.terminal import Commands, add_command, sound_rows
+from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
+from orch_sidecar.tools.facts.comparison import compare, cost
+from orch_sidecar.tools.facts.labels.documents import named
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
 from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
@@ -31,19 +34,15 @@ from orch_sidecar.tools.facts.tables.check import (
 )
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.notes import EVIDENCE, LOADED, SETTING_NAMES, UNKNOWN
-from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label, Row
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label
 from orch_sidecar.tools.facts.tables.table import Table
-from orch_sidecar.tools.terminal import escaped, print_json
+from orch_sidecar.tools.terminal import escaped, print_error, print_json
 from vllm_plugin.contracts.lease_protocol import timestamp
 
 _CHECK: Final = """Reports the faults of tables of facts by line and column.
 
 They are of the header, of the number of fields of a row, of each field, of fields and notes that
-must agree, and of rows of one run or measurement.
-
---migrate-legacy rewrites the rows of an older file before that: the labels aggregate and
-per_user_stream become to_be_confirmed, and notes in free text get the required ones, which follow
-from the row. A row with any other fault stays as it is. Both are reported."""
+must agree, and of rows of one run or measurement: docs/reference/facts.md."""
 
 _MERGE: Final = f"""Merges tables of facts into one, in the given order.
 
@@ -57,79 +56,93 @@ are these columns and notes:
 _PUBLISH: Final = """Describes a table for others as a package of Frictionless Data.
 
 It is datapackage.json beside the table: its columns, and the evidence that rows name as further
-resources, each with its size and SHA-256. The table must be without faults, and its evidence beside
-it."""
+resources. The table must be without faults, and its evidence beside it."""
 
 _VERIFY: Final = """Verifies the signed evidence of facts, offline.
 
 Each FILE is a table, whose evidence lies beside it (<sha256>.json, as the note `evidence` names
-it), or one such file. KEYS has the trusted public keys with the time for which each is valid, as
-`orch key --evidence` prints them; without it no signer is known. The verdicts:
+it), or one such file. KEYS has trusted public keys, as `orch key --evidence` prints them; without
+it no signer is known. A host that holds a trusted key can state anything: this verifies who stated
+it. docs/reference/evidence.md has the verdicts, and what is compared with what.
 
-  verified                an engine certified by a trusted key signed what the row states
-  intact, signer unknown  nothing was changed, but no trusted key vouches for the engine
-  not fresh               without a nonce: made of traces, or asked for without one
-  unverified              the row has no evidence, or none of the model that ran
-  failed                  the evidence or the row was changed, or the row does not follow from it,
-                          or it was signed at a time that this machine's clock has not reached
-
-A host that holds a trusted key can state anything: this verifies who stated it. What is compared
-with what is in docs/reference/evidence.md."""
-
-_VERIFY_EPILOG: Final = """examples:
+examples:
   orch facts verify tps_model_gpu.csv --trusted trusted.yaml
   orch facts verify facts/*.csv --trusted trusted.yaml --json
 
 exit code: 0 only if every row is verified"""
 
+_COMPARE: Final = """Compares the throughput of facts by their batch.
 
-_PACKAGE_PROFILE: Final = "https://datapackage.org/profiles/2.0/datapackage.json"
-_PACKAGE_TITLE: Final = "Throughput of language models, by how the engine was batching"
-_FIELD_TYPES: Final = {int: "integer", float: "number"}
+A set has rows of one model, engine, accelerator, settings of the engine and kind of work. In it the
+ways of batching stand side by side, and nothing is averaged over them. A batch is the mean number
+of sequences per decode step; speed-up and efficiency are relative to the smallest one of the same
+way. Rows that are to_be_confirmed are excluded. docs/reference/facts.md has each rule.
+
+examples:
+  orch facts compare tps_model_gpu.csv
+  orch facts compare facts/*.csv --plot batches.svg --report batches.html
+  orch facts compare tps_model_gpu.csv --trusted trusted.yaml --json"""
+
+_COST: Final = """Prices rows: what a million tokens cost, by label.
+
+You pay the whole hour of an accelerator with its share of the host, or of a machine without one.
+Its tokens are those of the share that is used, for rows that are batched_online those of requests
+within the SLO. The evidence beside the table splits the price into input and output.
+docs/how-to/cost.md has each rule.
+
+examples:
+  orch facts cost tps_model_gpu.csv --per-hour 2.50 --json
+  orch facts cost home.csv --per-hour 0.12 --electricity 0.30/kWh --watts 350"""
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `check`, `merge`, `publish` and `verify`."""
-    add = add_command(commands, "check", _check, _CHECK, files="tables of facts").add_argument
-    help = "migrate the rows of an older file, which are written to --output, first"
-    add("--migrate-legacy", action="store_true", help=help)
+    """Adds the commands that read tables."""
+    files = "tables of facts"
+    add = add_command(commands, "check", _check, _CHECK, files=files).add_argument
+    add("--migrate-legacy", action="store_true", help="first migrate the rows of an older file")
     add("--output", type=Path, metavar="FILE", help="write the migrated table here")
-    add = add_command(commands, "merge", _merge, _MERGE, files="tables of facts").add_argument
+    add = add_command(commands, "merge", _merge, _MERGE, files=files).add_argument
     add("-o", "--output", type=Path, metavar="OUT", required=True, help="the file to write")
     add = add_command(commands, "publish", _publish, _PUBLISH).add_argument
     add("file", type=Path, metavar="FILE", help="a table of facts")
-
-    files = "tables of facts, or the evidence of single rows"
-    add = add_command(
-        commands, "verify", _verify, _VERIFY, _VERIFY_EPILOG, files=files
-    ).add_argument
+    evidence = f"{files}, or the evidence of single rows"
+    add = add_command(commands, "verify", _verify, _VERIFY, files=evidence).add_argument
     add("--trusted", type=Path, metavar="KEYS", help="YAML with the public keys of operators")
     add("--json", action="store_true", help="print the verdicts as JSON")
+    add = add_command(commands, "compare", _compare, _COMPARE, files=files).add_argument
+    add("--plot", type=Path, metavar="FILE", help="draw tokens/s, TTFT and speed-up (.png or .svg)")
+    add("--report", type=Path, metavar="HTML", help="write a page with the tables and pictures")
+    add("--json", action="store_true", help="print the comparison as JSON")
+    add("--trusted", type=Path, metavar="KEYS", help="the keys by which evidence is verified")
+    add = add_command(commands, "cost", _cost, _COST, files=files).add_argument
+    text = "price of an accelerator's hour: rent, or purchase over the hours of its life"
+    add("--per-hour", type=positive, required=True, metavar="PRICE", help=text)
+    text = "if the hour does not include it, such as 0.30/kWh"
+    add("--electricity", type=_per_kwh, default=0.0, metavar="PRICE/kWh", help=text)
+    add("--watts", type=positive, help="measured draw of an accelerator that works, host included")
+    add("--idle-watts", type=positive, help="the same while it does not work")
+    add("--used", type=share, default=1.0, metavar="SHARE", help="share of the hours at work (1)")
+    add("--json", action="store_true", help="print the costs as JSON")
 
 
 def _check(options: argparse.Namespace) -> int:
-    if options.migrate_legacy != (options.output is not None) or (
-        options.migrate_legacy and len(options.files) > 1
-    ):
-        options.usage.error("--migrate-legacy takes one FILE, and --output")
+    legacy, several = options.migrate_legacy, len(options.files) > 1
+    if legacy != (options.output is not None) or (legacy and several):
+        raise ValueError("--migrate-legacy takes one FILE, and --output")
+    if legacy:
+        with locked(options.output):
+            table, steps = migrate(read(options.files[0]))
+            write(options.output, table.text)
+        print(*steps, sep="\n")
+        options.files = [options.output]
     code = 0
-    for path in options.files:
-        table = _migrated(path, options.output) if options.migrate_legacy else read(path)
+    for table in map(read, options.files):
         faults = check(table)
         labels = [located.row.measurement_type for located in valid_rows(table)]
         summary = f"{_summary(table, labels)}, {counted(len(faults), 'fault')}"
         print(*faults, summary, sep="\n")
         code = max(code, 1 if faults else 0)
     return code
-
-
-def _migrated(path: Path, target: Path) -> Table:
-    """Writes the migrated table of a file to another, or the same, and returns it."""
-    with locked(target):
-        table, steps = migrate(read(path))
-        write(target, table.text)
-    print(*steps, sep="\n")
-    return read(target)
 
 
 def _summary(table: Table, kinds: Sequence[Label] | Sequence[Verdict]) -> str:
@@ -155,49 +168,52 @@ def _merge(options: argparse.Namespace) -> int:
     return 0
 
 
+def _sound_rows(paths: Sequence[Path], done: str) -> list[LocatedRow]:
+    """Returns the rows of tables. Where these have faults it prints them, and raises Unavailable
+    with what is not `done` then. Raises OSError and ValueError."""
+    tables = [*map(read, paths)]
+    if faults := [str(fault) for table in tables for fault in check(table)]:
+        print_error("\n".join(faults))
+        raise Unavailable(f"files with faults are not {done}: fix them")
+    return [located for table in tables for located in valid_rows(table)]
+
+
 def _publish(options: argparse.Namespace) -> int:
     path: Path = options.file
-    rows = sound_rows([path], f"{path} has faults and is not published")
-    read_evidence = beside(path)
-    evidence: dict[str, bytes] = {}
+    rows, read_evidence = _sound_rows([path], "published"), beside(path)
+    # What the columns mean says `docs/reference/tps_model_gpu.csv-metadata.json`, by W3C's CSV on
+    # the Web: it is the same for each table.
+    types = {int: "integer", float: "number"}
+    fields = [
+        {"name": name, "type": types.get(kind, "string"), "constraints": {"required": True}}
+        for name, kind in TYPES.items()
+    ]
+    table = _resource(path.name, path.read_bytes(), "text/csv")
+    table |= {"type": "table", "encoding": "utf-8", "schema": {"fields": fields}}
+    resources = {path.name: table}
     for note in filter(None, (located.row.notes.get(EVIDENCE) for located in rows)):
         name = note.removeprefix("sha256:")
         content = read_evidence(name)
         if content is None or digest(content) != name:
             lacks = "is not beside it" if content is None else "was changed: its SHA-256 is another"
             raise Unavailable(f"{path} is not published: its evidence {name}{SUFFIX} {lacks}")
-        evidence[f"{name}{SUFFIX}"] = content
+        resources[name] = _resource(f"{name}{SUFFIX}", content, "application/json")
+    document = {
+        "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
+        "name": table["name"],
+        "title": "Throughput of language models, by how the engine was batching",
+        "resources": [*resources.values()],
+    }
     package = path.with_name("datapackage.json")
-    document = _package(path.name, path.read_bytes(), evidence)
     write(package, json.dumps(document, indent=2) + "\n")
     print(package)
     return 0
 
 
-# What the columns mean says `docs/reference/tps_model_gpu.csv-metadata.json`, by W3C's CSV on the
-# Web: it is the same for each table.
-def _package(file_name: str, content: bytes, evidence: Mapping[str, bytes]) -> dict[str, Any]:
-    """Returns the content of `datapackage.json`. `evidence`: the content of each file that supports
-    a row, by its name."""
-    fields = [
-        {"name": name, "type": _FIELD_TYPES.get(kind, "string"), "constraints": {"required": True}}
-        for name, kind in TYPES.items()
-    ]
-    table = _resource(file_name, content, "text/csv")
-    table |= {"type": "table", "encoding": "utf-8", "schema": {"fields": fields}}
-    files = [_resource(*each, "application/json") for each in evidence.items()]
-    name, resources = _name(file_name), [table, *files]
-    return {
-        "$schema": _PACKAGE_PROFILE,
-        "name": name,
-        "title": _PACKAGE_TITLE,
-        "resources": resources,
-    }
-
-
 def _resource(file_name: str, content: bytes, media_type: str) -> dict[str, Any]:
+    """Describes a file. Its name has lower case letters, digits, `.`, `-` and `_`."""
     return {
-        "name": _name(file_name),
+        "name": re.sub(r"[^a-z0-9._-]", "-", file_name.lower().rpartition(".")[0]),
         "path": file_name,
         "mediatype": media_type,
         "bytes": len(content),
@@ -205,20 +221,13 @@ def _resource(file_name: str, content: bytes, media_type: str) -> dict[str, Any]
     }
 
 
-def _name(file_name: str) -> str:
-    """Returns the identifier of a file: lower case letters, digits, `.`, `-` and `_`."""
-    return re.sub(r"[^a-z0-9._-]", "-", file_name.lower().rpartition(".")[0])
-
-
 def read_trusted(path: Path | None) -> TrustedKeys:
     """Reads a file of trusted keys; none without a file. Raises OSError and ValueError."""
     if path is None:
         return {}
     _require_cryptography()
-    try:
+    with named(f"{path}: "):  # also of another encoding
         return parse_trusted(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also of another encoding
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _require_cryptography() -> None:
@@ -228,19 +237,12 @@ def _require_cryptography() -> None:
 
 def beside(*paths: Path) -> ReadEvidence:
     """Returns what reads the evidence files beside tables, by their digest."""
-    folders = dict.fromkeys(path.resolve().parent for path in paths)
 
     def read_evidence(name: str) -> bytes | None:
-        found = (folder / f"{name}{SUFFIX}" for folder in folders)
+        found = (path.resolve().with_name(f"{name}{SUFFIX}") for path in paths)
         return next((path.read_bytes() for path in found if path.is_file()), None)
 
     return read_evidence
-
-
-def verified_rows(rows: Sequence[LocatedRow], read: ReadEvidence, trusted: TrustedKeys) -> set[Row]:
-    """Returns the rows that are verified; none without trusted keys."""
-    verdicts = Verifier(read, trusted, time.time()).rows(rows if trusted else ())
-    return {row for row, each in verdicts.items() if each.verdict is Verdict.VERIFIED}
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -255,31 +257,27 @@ def _verify(options: argparse.Namespace) -> int:
             verifier = Verifier({path.stem: path.read_bytes()}.get, trusted, time.time())
             verdicts[str(path), None] = verifier.evidence(path.stem)
     documents = [_document(*place, found) for place, found in verdicts.items()]
-    if options.json:
-        print_json(documents)
-    else:
-        for each in documents:
-            # Text of a file cannot pass for a line of its own.
-            print(*map(escaped, _lines(each)), sep="\n")
-        for table in tables:
-            of_table = [each.verdict for (file, _), each in verdicts.items() if file == table.name]
-            print(_summary(table, of_table))
+    # Text of a file cannot pass for a line of its own.
+    lines = [escaped(line) for each in documents for line in _lines(each)]
+    for table in tables:
+        of_table = [each.verdict for (file, _), each in verdicts.items() if file == table.name]
+        lines.append(_summary(table, of_table))
+    _print(options, documents, "\n".join(lines))
     return 0 if {found.verdict for found in verdicts.values()} == {Verdict.VERIFIED} else 1
 
 
-# By file and line; the evidence of a single row has no line.
-_Verdicts = dict[tuple[str, int | None], Verified]
-
-
-def verdicts_of(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
-    """Returns the verdicts on rows. A row with a fault has failed, whatever its evidence.
+def verdicts_of(
+    tables: Sequence[Table], trusted: TrustedKeys
+) -> dict[tuple[str, int | None], Verified]:
+    """Returns the verdicts on rows, by file and line; the evidence of a single row has no line. A
+    row with a fault has failed, whatever its evidence.
 
     One run makes one row, whichever table it is in; a copy in another table is the same row.
     """
     rows = [located for table in tables for located in valid_rows(table)]
     read_evidence = beside(*(Path(table.name) for table in tables))
     verdicts = Verifier(read_evidence, trusted, time.time()).rows(rows)
-    found: _Verdicts = {}
+    found: dict[tuple[str, int | None], Verified] = {}
     for table in tables:
         lines = {each.record.line: verdicts[each.row] for each in valid_rows(table)}
         for line, faults in groupby(check(table), lambda fault: fault.line):
@@ -291,6 +289,7 @@ def verdicts_of(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
 def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]:
     """Returns a verdict as JSON. `signed`: the engine's statements about itself and the run;
     `engine`: the figures by its clock and counters; `given`: by hand, and to which tool."""
+    row, proof = verified.row, verified.proof
     found: dict[str, Any] = {
         "file": file,
         "line": line,
@@ -300,30 +299,31 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
         "evidence": verified.evidence,
         "signed": None,
         "engine": None,
-        "client_measured": [] if verified.row is None else client_measured(verified.row),
+        "client_measured": [],
         "given": {},
     }
-    if (proof := verified.proof) is not None:
-        state, batches = proof.after.snapshot, proof.states.batches
-        found["signed"] = {
-            "from": timestamp(proof.before.wall_s),
-            "to": timestamp(proof.after.wall_s),
-            "models": list(state.models),
-            "weights_sha256": proof.after.digests.get("weights", {}).get("sha256"),
-            "loaded": state.conditions.get(LOADED, UNKNOWN),
-            "statements": 1 + proof.after.sequence - proof.before.sequence,
-        }
-        found["engine"] = {
-            "tokens_per_s": proof.totals.tokens_per_s,
-            "window_s": proof.totals.window_s,
-            "sequences": len(proof.leaves),
-            "generated_tokens": proof.totals.output_tokens,
-            "batch_mean": batches.mean,
-            "batch_max": batches.largest,
-            "prefix_hit_ratio": proof.states.prefix_hit_ratio,
-        }
-    row = verified.row
-    if row is not None and row.notes.given:
+    if row is None or proof is None:
+        return found
+    state, batches = proof.after.snapshot, proof.states.batches
+    found["signed"] = {
+        "from": timestamp(proof.before.wall_s),
+        "to": timestamp(proof.after.wall_s),
+        "models": list(state.models),
+        "weights_sha256": proof.after.digests.get("weights", {}).get("sha256"),
+        "loaded": state.conditions.get(LOADED, UNKNOWN),
+        "statements": 1 + proof.after.sequence - proof.before.sequence,
+    }
+    found["engine"] = {
+        "tokens_per_s": proof.totals.tokens_per_s,
+        "window_s": proof.totals.window_s,
+        "sequences": len(proof.leaves),
+        "generated_tokens": proof.totals.output_tokens,
+        "batch_mean": batches.mean,
+        "batch_max": batches.largest,
+        "prefix_hit_ratio": proof.states.prefix_hit_ratio,
+    }
+    found["client_measured"] = client_measured(row)
+    if row.notes.given:
         values = {name: getattr(row, name) for name in row.notes.given}
         tool = row.notes.get("tool", row.source_tag.partition(":")[0])
         found["given"] = {"to": tool, "values": values}
@@ -353,3 +353,48 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return " ".join(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if options.plot is not None or options.report is not None:
+        require(options.plot)
+    rows, trusted = _sound_rows(options.files, "compared"), read_trusted(options.trusted)
+    verifier = Verifier(beside(*options.files), trusted, time.time())
+    verdicts = verifier.rows(rows if trusted else ())
+    verified = [row for row, each in verdicts.items() if each.verdict is Verdict.VERIFIED]
+    found = compare.compare(rows, verified)
+    page = compare.as_page(found)
+    _print(options, asdict(found), page.plain)
+    if not found.sets:
+        raise Unavailable("the files have no row that can be compared")
+    if options.plot is not None:
+        write(options.plot, drawn(options.plot.suffix, found.headings[0], compare.charts_of(found)))
+    if options.report is not None:
+        write(options.report, page.html)
+    return 0
+
+
+def _per_kwh(text: str) -> float:
+    price, unit, _ = text.lower().partition("/kwh")
+    if not unit:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a price for a kWh, such as 0.30/kWh")
+    return positive(price)
+
+
+def _cost(options: argparse.Namespace) -> int:
+    given = (options.per_hour, options.used, options.electricity, options.watts, options.idle_watts)
+    prices = cost.Prices(*given)
+    rows = _sound_rows(options.files, "priced")
+    found = cost.priced(rows, prices, beside(*options.files))
+    _print(options, asdict(found), cost.as_page(found).plain)
+    if not found.costs:
+        raise Unavailable("the files have no row that can be priced")
+    return 0
+
+
+def _print(options: argparse.Namespace, document: object, text: str) -> None:
+    """Prints what was found, in one of its forms."""
+    if options.json:
+        print_json(document)
+    else:
+        print(text)

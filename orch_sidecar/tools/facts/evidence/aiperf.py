@@ -14,9 +14,9 @@ The tokens are those that the engine reported (`total_usage_…`, with `--export
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import PositiveFloat, PositiveInt
 
 from orch_sidecar.tools.facts.evidence.imported import Fields, Rejection, load_of
 from orch_sidecar.tools.facts.labels.documents import at
@@ -25,7 +25,6 @@ from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, Arrivals, time_note
 
-_Number = Annotated[float, Field(gt=0)]
 # Of the tool's sum over its own rounded times.
 _TOLERANCE: Final = 0.001
 # The fields that have the names of the notes.
@@ -35,8 +34,8 @@ _NOTED: Final = {time_note(name, at) for name in TIMES for at in PERCENTILES}
 class _Phase(Fields):
     name: str
     type: Literal["poisson", "constant", "concurrency"]
-    concurrency: Annotated[int, Field(ge=1)] | None = None
-    rate: _Number | None = None
+    concurrency: PositiveInt | None = None
+    rate: PositiveFloat | None = None
 
 
 class _Summary(Fields):
@@ -50,11 +49,11 @@ class _Summary(Fields):
     # A part of a run has no last end.
     cancelled: Literal[False] = at("was_cancelled")
     ended: datetime = at("end_time", strict=False)
-    duration_s: _Number = at("benchmark_duration.avg")
-    answered: Annotated[float, Field(ge=1)] = at("request_count.avg")
+    duration_s: PositiveFloat = at("benchmark_duration.avg")
+    answered: float = at("request_count.avg", ge=1)
     failed: float = at("error_request_count.avg", default=0.0)
     input_tokens: float = at("total_usage_prompt_tokens.avg")
-    output_tokens: _Number = at("total_usage_completion_tokens.avg")
+    output_tokens: PositiveFloat = at("total_usage_completion_tokens.avg")
     ttft_mean_ms: float | None = at("time_to_first_token.avg", default=None)
     ttft_p50_ms: float | None = at("time_to_first_token.p50", default=None)
     ttft_p95_ms: float | None = at("time_to_first_token.p95", default=None)

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from orch_sidecar.tools.facts.evidence.imported import Claim, Count, Fields, Rejection, load_of
+from orch_sidecar.tools.facts.evidence.imported import Claim, Fields, Rejection, absent, load_of
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.measured import Run
@@ -41,18 +41,9 @@ _SCHEDULED: Final = (Arrivals.CONSTANT, Arrivals.POISSON, Arrivals.TRACE)
 _EARLY_S: Final = 1.0
 
 _UnixTime = Annotated[float, Field(gt=-1e9, lt=1e11)]  # years from 1938 to 5138
-_Limit = Annotated[int, Field(ge=1)] | None
 
 
-def _none(phase: dict[str, Any]) -> dict[str, Any]:
-    if phase.get("percent") is not None or phase.get("value") is not None:
-        raise ValueError(
-            "must be none: figures are those of a whole run, from first arrival to last end"
-        )
-    return phase
-
-
-_Phase = Annotated[dict[str, Any], AfterValidator(_none)]
+_None = Annotated[Any, absent("must be none: figures are of a whole run, from arrival to end")]
 
 
 class _Request(Fields):
@@ -64,8 +55,8 @@ class _Request(Fields):
     first_token_s: _UnixTime | None = at("info.timings.first_token_iteration")
     last_token_s: _UnixTime | None = at("info.timings.last_token_iteration")
     closed_s: _UnixTime = at("info.timings.request_end")
-    prompt_tokens: Count
-    output_tokens: Annotated[int, Field(ge=1)]
+    prompt_tokens: NonNegativeInt
+    output_tokens: PositiveInt
 
     def served(self, *, scheduled: bool) -> CompletedRequest:
         """Returns it as `figures` need it. Raises Rejection."""
@@ -88,35 +79,25 @@ class _Report(Fields):
     strategy: Literal["synchronous", "concurrent", "throughput", "constant", "poisson", "trace"] = (
         at("benchmarks.0.config.strategy.type_")
     )
-    rate: Annotated[float, Field(gt=0)] | None = at(
-        "benchmarks.0.config.strategy.rate", default=None
-    )
-    streams: _Limit = at("benchmarks.0.config.strategy.streams", default=None)
-    worker_count: _Limit = at("benchmarks.0.config.strategy.worker_count", default=None)
+    rate: PositiveFloat | None = at("benchmarks.0.config.strategy.rate", default=None)
+    streams: PositiveInt | None = at("benchmarks.0.config.strategy.streams", default=None)
+    worker_count: PositiveInt | None = at("benchmarks.0.config.strategy.worker_count", default=None)
     # The requested limit; that of the strategy is the capacity of its processes.
-    max_concurrency: _Limit = at("benchmarks.0.config.profile.max_concurrency", default=None)
+    max_concurrency: PositiveInt | None = at(
+        "benchmarks.0.config.profile.max_concurrency", default=None
+    )
     # Others run the engine inside the tool or use another protocol: their times differ.
     backend: Literal["openai_http"] = at("benchmarks.0.config.backend.kind")
     model: str = at("benchmarks.0.config.backend.model")
-    warmup: _Phase = at("benchmarks.0.config.warmup")
-    cooldown: _Phase = at("benchmarks.0.config.cooldown")
+    warmup: _None = at("benchmarks.0.config.warmup.value")
+    warmup_share: _None = at("benchmarks.0.config.warmup.percent")
+    cooldown: _None = at("benchmarks.0.config.cooldown.value")
+    cooldown_share: _None = at("benchmarks.0.config.cooldown.percent")
     start_s: float = at("benchmarks.0.scheduler_metrics.start_time")
     successful: int = at("benchmarks.0.scheduler_metrics.requests_made.successful", ge=1)
-    errored: Count = at("benchmarks.0.scheduler_metrics.requests_made.errored")
-    incomplete: Count = at("benchmarks.0.scheduler_metrics.requests_made.incomplete")
+    errored: NonNegativeInt = at("benchmarks.0.scheduler_metrics.requests_made.errored")
+    incomplete: NonNegativeInt = at("benchmarks.0.scheduler_metrics.requests_made.incomplete")
     answers: tuple[_Request, ...] = at("benchmarks.0.requests.successful", strict=False)
-
-    @property
-    def at_once(self) -> int | None:
-        """The limit of concurrent requests, None without one."""
-        return 1 if self.strategy == "synchronous" else self.streams or self.max_concurrency
-
-    @property
-    def schedule(self) -> Arrivals | None:
-        """By which requests are due, None where they follow answers or come all at once."""
-        if self.strategy == "poisson" and self.worker_count != 1:
-            return Arrivals.REPEATED_GAPS
-        return Arrivals(self.strategy) if self.strategy in _SCHEDULED else None
 
 
 def parts(document: object) -> list[object]:
@@ -134,10 +115,14 @@ def run(document: object) -> Run:
         count = f"{len(report.answers)} requests"
         rule = f"must be all {report.successful}: run GuideLLM without a sample size for metrics"
         raise Rejection("requests.successful", count, rule)
-    scheduled = report.schedule is not None
-    served = [each.served(scheduled=scheduled) for each in report.answers]
+    # By which requests are due, None where they follow answers or come all at once.
+    schedule = Arrivals(report.strategy) if report.strategy in _SCHEDULED else None
+    if schedule is Arrivals.POISSON and report.worker_count != 1:
+        schedule = Arrivals.REPEATED_GAPS
+    at_once = 1 if report.strategy == "synchronous" else report.streams or report.max_concurrency
+    served = [each.served(scheduled=schedule is not None) for each in report.answers]
     early = [each.arrived_s for each in served if each.arrived_s < report.start_s - _EARLY_S]
-    if early and scheduled:
+    if early and schedule:
         count = f"{len(early)} of {len(served)} requests"
         rule = f"{count} were due before the run began at {report.start_s}"
         raise Rejection("info.timings.targeted_start", early[0], rule)
@@ -145,7 +130,7 @@ def run(document: object) -> Run:
         named={"tool": f"guidellm {report.guidellm_version}"},
         model=report.model,
         claim=report.claim,
-        load=load_of(report.schedule, report.at_once, rate_per_s=report.rate),
+        load=load_of(schedule, at_once, rate_per_s=report.rate),
         failed=report.errored + report.incomplete,
         totals=figures(served),
         served=served,

@@ -3,25 +3,19 @@
 Pure. A tool has one module, with the fields of its file as a model (`Fields`) and a function `run`,
 which raises Rejection; it knows nothing of the engine, and not whether the label was earned.
 
-A file alone proves nothing about the engine: its row is `to_be_confirmed`, and the label that the
-file claims becomes a note. With states of the engine from both ends of the run it is judged
-(`labels.judge`); a run that did not earn its label is rejected.
-
-Without states the batch is unknown, and the tool's concurrency limit (`--max-concurrency`) does not
-replace it: a limit is not an observation. The row then has the largest number of answers that
-overlapped by the tool's own times, with the note `batch_is=overlap`; a file without these times and
-with a limit above one is rejected.
+`docs/reference/facts.md` has what a row needs. Without states of the engine the batch is unknown,
+and a limit of concurrent requests does not replace it: a limit is not an observation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from orch_sidecar.tools.facts.labels.documents import first_problem
+from orch_sidecar.tools.facts.labels.documents import named
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.load import Load, contradictions
 from orch_sidecar.tools.facts.labels.measured import (
@@ -37,11 +31,8 @@ from orch_sidecar.tools.facts.labels.observation import States, observed
 from orch_sidecar.tools.facts.tables.notes import STATES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
 
-Count = Annotated[int, Field(ge=0)]
 Claim = Annotated[Label | None, Field(strict=False)]
 _Found = TypeVar("_Found")
-
-_SHOWN_CHARACTERS: Final = 60
 
 
 class Fields(BaseModel):
@@ -50,24 +41,31 @@ class Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
+def absent(rule: str) -> AfterValidator:
+    """Validates that a field states nothing. `rule`: why."""
+
+    def check(value: object) -> None:
+        if value is not None:
+            raise ValueError(rule)
+
+    return AfterValidator(check)
+
+
 class Rejection(ValueError):
     """Why a file, or a run in it, becomes no row: a field, its value, and the rule."""
 
     def __init__(self, name: str, value: object, rule: str) -> None:
-        super().__init__(f"{name} {str(value)[:_SHOWN_CHARACTERS]!r}: {rule}")
+        super().__init__(f"{name} {str(value)[:60]!r}: {rule}")
 
 
 def read_run(place: str, read: Callable[[], _Found]) -> _Found | str:
     """Returns what is read of a run, or why it is rejected. `place`: where it is."""
     try:
-        return read()
-    except Rejection as error:
+        with named(f"{place}: "):
+            return read()
+    except ValueError as error:
         why = str(error)
-    except ValidationError as error:
-        why = first_problem(error)
-        if why.endswith("is missing"):
-            why += ": the file has another format or version"
-    return f"{place}: {why}"
+        return f"{why}: the file has another format or version" if why.endswith("missing") else why
 
 
 def load_of(schedule: Arrivals | None, at_once: int | None, **stated: Any) -> Load:
@@ -105,10 +103,7 @@ def to_row(run: Run, known: States | Engine, source: Source) -> Row:
     in_flight = [] if run.failed else [each.in_flight for each in run.served]
     if run.load and in_flight and (found := [*contradictions(run.load, in_flight)]):
         raise Rejection("arrivals", run.load.arrivals.value, "; ".join(found))
-    try:
-        return row_of(run, label, engine, model, source.tag)
-    except ValueError as error:
-        raise Rejection("the row", source.tag, str(error)) from None
+    return row_of(run, label, engine, model, source.tag)
 
 
 def _earned(run: Run, states: States) -> Label:
@@ -116,24 +111,21 @@ def _earned(run: Run, states: States) -> Label:
     what that needs."""
     label = run.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
-        label = Label(states.before.measurement_type)
-    times = replace(run.times, window_s=run.totals.window_s)
-    first_s = [each.ttft_s for each in run.served if each.ttft_s is not None]
-    if run.failed:
-        times = replace(times, first_tokens_s=None)  # of failed requests they are unknown
-    elif len(first_s) == run.totals.requests:
-        times = replace(times, first_tokens_s=sum(first_s))
+        label = states.before.measurement_type
+    totals, each_s = run.totals, [each.ttft_s for each in run.served if each.ttft_s is not None]
+    first_s = sum(each_s) if len(each_s) == totals.requests else run.times.first_tokens_s
+    if run.failed:  # of failed requests no file has the tokens, nor when the first one was there
+        first_s = None
     seen = observed(
         label,
         states,
-        sent=run.totals.requests + run.failed,
-        answered=run.totals.requests,
-        # No file contains what a failed request generated.
-        output_tokens=None if run.failed else run.totals.output_tokens,
-        input_tokens=None if run.failed else run.totals.input_tokens,
+        sent=totals.requests + run.failed,
+        answered=totals.requests,
+        output_tokens=None if run.failed else totals.output_tokens,
+        input_tokens=None if run.failed else totals.input_tokens,
         in_flight=[each.in_flight for each in run.served],
         load=run.load,
-        times=times,
+        times=replace(run.times, window_s=totals.window_s, first_tokens_s=first_s),
     )
     if objections := judge(seen):
         reasons = "; ".join(each.detail for each in objections)

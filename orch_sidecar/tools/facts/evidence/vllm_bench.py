@@ -11,12 +11,13 @@ generated tokens together, and those of `vllm bench latency` have no tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from orch_sidecar.tools.facts.evidence.imported import Claim, Count, Fields, Rejection, load_of
+from orch_sidecar.tools.facts.evidence.imported import Claim, Fields, Rejection, absent, load_of
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.measured import Run
 from orch_sidecar.tools.facts.labels.observation import RunTimes
@@ -25,22 +26,12 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals
 # Tolerates rounded numbers, but not another definition of a sum.
 _TOLERANCE: Final = 0.001
 
-# Fields of loads whose figures are none, with the reasons.
-_REFUSED: Final = {
-    "ramp_up_strategy": "the rate must be constant",
-    "probe_completed": "the load must run without probes, which are not counted in it",
-}
 # A value for each request.
 _DETAILS: Final = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "queue_times")
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Seconds = Annotated[tuple[float, ...], Field(strict=False)]
-_Waits = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False)]
-_Counts = Annotated[tuple[Count, ...], Field(strict=False)]
-_LocalTime = Annotated[  # as if it were UTC's
-    datetime,
-    BeforeValidator(lambda text: datetime.strptime(str(text), "%Y%m%d-%H%M%S").replace(tzinfo=UTC)),
-]
+
+def _as_if_of_utc(text: object) -> datetime:
+    return datetime.strptime(str(text), "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
 
 
 class _Result(Fields):
@@ -52,26 +43,28 @@ class _Result(Fields):
     and the last event with a choice; `output_lens`, of the usage, or else the tokens of the text.
     """
 
+    ramp_up_strategy: Annotated[Any, absent("the rate must be constant")] = None
+    probe_completed: Annotated[Any, absent("probes are not counted in the load")] = None
     # The backends whose times are those.
     backend: Literal["vllm", "openai", "openai-chat"]
     model_id: str
-    request_rate: _Positive | Literal["inf"]
+    request_rate: PositiveFloat | Literal["inf"]
     burstiness: Annotated[float, Field(gt=0, allow_inf_nan=True)]  # infinite: constant gaps
-    max_concurrency: Annotated[int, Field(ge=1)] | None
-    duration: _Positive
-    completed: Annotated[int, Field(ge=1)]
-    failed: Count
-    total_output_tokens: Count
-    output_throughput: _Positive
-    date: _LocalTime | None = None
+    max_concurrency: PositiveInt | None
+    duration: PositiveFloat
+    completed: PositiveInt
+    failed: NonNegativeInt
+    total_output_tokens: NonNegativeInt
+    output_throughput: PositiveFloat
+    date: Annotated[datetime, BeforeValidator(_as_if_of_utc)] | None = None
     measurement_type: Claim = None
     spec_decode_acceptance_length: float | None = None
-    input_lens: _Counts = ()
-    output_lens: _Counts = ()
-    start_times: _Seconds = ()
-    ttfts: _Seconds = ()
-    latencies: _Seconds = ()
-    queue_times: _Waits = ()
+    input_lens: Sequence[NonNegativeInt] = ()
+    output_lens: Sequence[NonNegativeInt] = ()
+    start_times: Sequence[float] = ()
+    ttfts: Sequence[float] = ()
+    latencies: Sequence[float] = ()
+    queue_times: Sequence[Annotated[float, Field(ge=0)]] = ()
 
     @property
     def schedule(self) -> Arrivals | None:
@@ -86,10 +79,6 @@ class _Result(Fields):
 def run(document: object) -> Run:
     """Returns the run in a file, or in one line of a file of `--append-result`. Raises Rejection
     and ValidationError."""
-    stated: dict[str, Any] = document if isinstance(document, dict) else {}
-    for name, why in _REFUSED.items():
-        if stated.get(name) is not None:
-            raise Rejection(name, stated[name], why)
     result = _Result.model_validate(document)
     tokens, tokens_per_s = result.total_output_tokens, result.output_throughput
     if not math.isclose(tokens_per_s * result.duration, tokens, rel_tol=_TOLERANCE):

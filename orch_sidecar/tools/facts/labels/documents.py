@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import AliasPath, BaseModel, Field, ValidationError
@@ -41,12 +42,21 @@ def first_problem(error: ValidationError) -> str:
     return f"{place or 'it'} is {repr(wrong['input'])[:_SHOWN_CHARACTERS]}: {rule}"
 
 
-def parsed_as(model: type[_Model], document: object, what: str) -> _Model:
-    """Returns what a model has of a document. Raises ValueError, which begins with `what`."""
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Puts `what` before the text of a ValueError, or before the first problem of pydantic's."""
     try:
-        return model.model_validate(document)
+        yield
     except ValidationError as error:
         raise ValueError(f"{what}{first_problem(error)}") from None
+    except ValueError as error:
+        raise ValueError(f"{what}{error}") from None
+
+
+def parsed_as(model: type[_Model], document: object, what: str) -> _Model:
+    """Returns what a model has of a document. Raises ValueError, which begins with `what`."""
+    with named(what):
+        return model.model_validate(document)
 
 
 def parse_json(payload: bytes, what: str) -> Any:
@@ -54,10 +64,8 @@ def parse_json(payload: bytes, what: str) -> Any:
 
     Raises ValueError, which begins with `what`.
     """
-    try:
+    with named(what):
         return _parsed(_STRICT.decode, payload.decode())
-    except ValueError as error:
-        raise ValueError(f"{what}{error}") from None
 
 
 def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:

@@ -215,9 +215,6 @@ class TestCompare:
         ["best"],
         ["check"],
         ["check", "--fast", "a.csv"],
-        ["check", "--migrate-legacy", "a.csv"],
-        ["check", "--output", "b.csv", "a.csv"],
-        ["check", "--migrate-legacy", "--output", "c.csv", "a.csv", "b.csv"],
         ["merge", "a.csv"],
     ],
 )
@@ -225,6 +222,19 @@ def test_bad_usage_exits_with_2(run: Run, words: list[str]) -> None:
     code, out, err = run(*words)
     assert (code, out) == (2, "")
     assert "usage: orch facts" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--migrate-legacy", "a.csv"],
+        ["--output", "b.csv", "a.csv"],
+        ["--migrate-legacy", "--output", "c.csv", "a.csv", "b.csv"],
+    ],
+)
+def test_migration_takes_one_file_and_an_output(run: Run, words: list[str]) -> None:
+    expected = "orch facts: --migrate-legacy takes one FILE, and --output\n"
+    assert run("check", *words) == (2, "", expected)
 
 
 def test_help_names_the_commands_and_exit_codes() -> None:

@@ -82,7 +82,7 @@ def test_rejected_run_exits_with_1_and_the_others_are_written(run: Run, tmp_path
     failed, fine = path("vllm_bench_all_failed"), path("vllm_bench_home")
     code, out, err = run("from-vllm-bench", failed, fine, *GIVEN, "--output", table)
     assert (code, out) == (1, "")
-    assert f"{failed}: completed is 0: Input should be greater than or equal to 1\n" in err
+    assert f"{failed}: completed is 0: Input should be greater than 0\n" in err
     assert len(read(table).rows) == 1
 
 

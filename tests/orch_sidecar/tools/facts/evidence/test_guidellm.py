@@ -170,7 +170,7 @@ _FIRST = ("requests", "successful", 0)
         (_set("config", "strategy", "type_", value="burst"), "type_", "'synchronous'"),
         (_set("config", "backend", "kind", value="vllm_python"), "kind", "'openai_http'"),
         (_set(*_FIRST, "output_tokens", value=None), "output_tokens", "valid integer"),
-        (_set(*_FIRST, "output_tokens", value=0), "output_tokens", "greater than or equal to 1"),
+        (_set(*_FIRST, "output_tokens", value=0), "output_tokens", "greater than 0"),
         (
             _set(*_FIRST, "info", "timings", "request_end", value=None),
             "request_end",

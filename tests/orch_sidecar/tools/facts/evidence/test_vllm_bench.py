@@ -113,7 +113,7 @@ def test_file_without_an_answer_or_of_another_benchmark_is_rejected(name: str, f
     [
         ({"output_throughput": 200.0}, "output_throughput", "must be 1440 tokens over"),
         ({"total_output_tokens": 2000}, "output_throughput", "must be 2000 tokens over"),
-        ({"max_concurrency": 0}, "max_concurrency", "greater than or equal to 1"),
+        ({"max_concurrency": 0}, "max_concurrency", "greater than 0"),
         ({"burstiness": 0}, "burstiness", "greater than 0"),
         ({"request_rate": -1}, "request_rate", "greater than 0"),
         ({"duration": "long"}, "duration", "valid number"),

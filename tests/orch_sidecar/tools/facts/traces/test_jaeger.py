@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.commands.terminal import read_url
+from orch_sidecar.tools.facts.commands.rows import read_url
 from orch_sidecar.tools.facts.traces.spans import (
     Link,
     Search,
