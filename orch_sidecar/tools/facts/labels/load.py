@@ -101,6 +101,14 @@ class Load:
         return self.arrivals is Arrivals.ONE_BY_ONE or self.clients == 1
 
     @property
+    def looped(self) -> int | None:
+        """The clients that send in a closed loop, also beside a trace; None where it is not known,
+        and without one."""
+        if self.trace is not None:
+            return self.trace.bulk_clients
+        return self.clients if self.arrivals.loop is Loop.CLOSED else None
+
+    @property
     def text(self) -> str:
         """Describes how requests arrive."""
         name = self.arrivals.replace("_", " ")
@@ -134,8 +142,8 @@ def contradictions(load: Load, in_flight: Sequence[Interval]) -> Iterator[str]:
     took_s = max(each.end for each in in_flight) - arrived_s[0]
     if load.arrivals is Arrivals.AT_ONCE and spread_s > thresholds.LACKING * took_s:
         yield f"arrivals is {load.arrivals}, the requests came within {spread_s:.3g} s"
-    if load.arrivals.loop is Loop.CLOSED and load.clients is not None:
-        yield from loop_contradictions(load.clients, in_flight, may_pause=True)
+    if load.looped is not None:
+        yield from loop_contradictions(load.looped, in_flight, may_pause=True)
     ended_s = [each.end for each in in_flight]
     yield from schedule_contradictions(load, arrived_s, ended_s, exact=False)
 

@@ -10,9 +10,10 @@ client measures at the far end of a network, so its window is a little longer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
+from operator import sub
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import thresholds
@@ -20,14 +21,9 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, pe
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.load import Load, loop_contradictions, schedule_contradictions
-from orch_sidecar.tools.facts.labels.measured import (
-    Model,
-    engine_between,
-    name_model,
-    row_of,
-)
-from orch_sidecar.tools.facts.labels.observation import Observation
-from orch_sidecar.tools.facts.labels.recorded import RecordedRun, seen_by_client
+from orch_sidecar.tools.facts.labels.measured import engine_between, name_model, row_of
+from orch_sidecar.tools.facts.labels.observation import Observation, observed
+from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import Arrivals, Loop
@@ -59,24 +55,33 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     state, tag, seen = proof.before.snapshot, f"orch-bench:{proof.before.run}", run.run
     model = name_model(run.model_id, run.model_name, state.models, [state.weights])
     anew = row_of(seen, run.measurement_type, engine_between(proof.states), model, tag)
-    return [
-        *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
-        *_other_model(run, model, state.models),
-        *_differences(row, anew, seen.totals.window_s),
+    rules = (
+        (run.model not in state.models,
+         f"the model {run.model!r} is not one that the engine served"),
+        (model.objection, f"model_id is {run.model_id!r}: {model.objection}"),
         *_left_out(run),
         *_by_the_engine(seen.totals, proof),
+    )  # fmt: skip
+    return [
+        *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
+        *(text for applies, text in rules if applies),
+        *differences(row, anew, seen.totals.window_s),
         *impossible_times(run, proof),
     ]
 
 
 def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
     """Returns what the engine signed of a run, and how its client states that it sent it."""
-    complete = all(call.fate == "answered" for call in run.calls)
+    answered = [call for call in run.calls if call.fate == "answered"]
+    complete, states = len(answered) == len(run.calls), proof.states
     # Of fewer some were aborted, or are still running: their tokens are in no leaf.
-    finished = complete or len(proof.requests) >= proof.states.grew("requests_total")
-    return seen_by_client(
-        *(label, run.load, run.calls, proof.states),
-        counted=not run.counted_by_events,
+    finished = complete or len(proof.requests) >= states.grew("requests_total")
+    return observed(
+        label,
+        states,
+        load=run.load,
+        sent=sum(call.reached for call in run.calls),
+        answered=len(answered),
         output_tokens=proof.totals.output_tokens if finished else None,
         input_tokens=proof.totals.input_tokens if complete else None,
         in_flight=[each.in_flight for each in proof.requests],
@@ -86,20 +91,19 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
     )
 
 
-def _differences(row: Row, anew: Row, window_s: float) -> Iterator[str]:
-    """Yields the columns and notes that are not what the evidence gives."""
-    stated, given = _stated(row), _stated(anew)
+def differences(row: Row, anew: Row, window_s: float | None = None) -> Iterator[str]:
+    """Yields the columns and notes that are not what the evidence gives. `window_s`: of a row that
+    was made anew of recorded times, whose numbers were rounded otherwise."""
+    stated, given = (
+        dict(zip(COLUMNS, row_fields(each), strict=True))
+        | {f"the note {name}": text for name, text in each.notes.items()}
+        | {"scenario_notes": ""}
+        for each in (row, anew)
+    )
     for name in {**given, **stated}:
         there, here = stated.get(name, _ABSENT), given.get(name, _ABSENT)
-        if there != here and not _rounded(name, there, here, window_s):
-            yield f"{name} is {there}, the evidence gives {here}"
-
-
-def _stated(row: Row) -> dict[str, str]:
-    """Returns the columns of a row and its notes."""
-    columns = dict(zip(COLUMNS, row_fields(row), strict=True))
-    del columns["scenario_notes"]
-    return columns | {f"the note {name}": text for name, text in row.notes.items()}
+        if there != here and not (window_s and _rounded(name, there, here, window_s)):
+            yield f"{name} is {there:.80}, the evidence gives {here:.80}"
 
 
 def _rounded(name: str, stated: str, value: str, window_s: float) -> bool:
@@ -111,57 +115,40 @@ def _rounded(name: str, stated: str, value: str, window_s: float) -> bool:
     return abs(float(stated) - float(value)) <= slack
 
 
-def _left_out(run: RecordedRun) -> Iterator[str]:
-    """Yields what is missing of the client's requests: figures without the slowest are better."""
+# Whether something is wrong, and what it is.
+_Rule = tuple[object, str]
+
+
+def _left_out(run: RecordedRun) -> tuple[_Rule, ...]:
+    """What is missing of the client's requests: figures without the slowest are better."""
     answered = [call for call in run.calls if call.fate == "answered"]
-    if others := {call.fate for call in run.calls} - {"answered", "refused", "failed"}:
-        yield f"requests of a complete run are answered, refused or failed, not {min(others):.80}"
-    if unknown := sum(call.served is None for call in answered):
-        yield f"{unknown} answers have no length, or no end"
+    others = {call.fate for call in run.calls} - {"answered", "refused", "failed"}
+    unknown = sum(call.served is None for call in answered)
     # All tokens of a short one may have come with its end.
-    long = [
-        call.first_s for call in answered if (call.output_tokens or 0) > thresholds.LAST_STEP_TOKENS
-    ]
-    if 0 < (unknown := long.count(None)) < len(long):
-        yield f"{unknown} of {len(long)} answers have no first token"
+    long = [call for call in answered if (call.output_tokens or 0) > thresholds.LAST_STEP_TOKENS]
+    cut = sum(call.first_s is None for call in long)
+    return (
+        (others, "requests of a complete run are answered, refused or failed, not "
+         f"{min(others, default=''):.80}"),
+        (unknown, f"{unknown} answers have no length, or no end"),
+        (0 < cut < len(long), f"{cut} of {len(long)} answers have no first token"),
+    )  # fmt: skip
 
 
-def _other_model(run: RecordedRun, model: Model, served_as: Sequence[str]) -> Iterator[str]:
-    if run.model not in served_as:
-        yield f"the model {run.model!r} is not one that the engine served"
-    if model.objection is not None:
-        yield f"model_id is {run.model_id!r}: {model.objection}"
-
-
-def _by_the_engine(whole: Totals, proof: Proof) -> Iterator[str]:
-    """Compares the client's figures with those by the engine's clock and counters."""
-    engine = proof.totals
-    if engine.requests < whole.requests:
-        yield (
-            f"{whole.requests} requests were answered, the engine's finished sequences are of "
-            f"{engine.requests}: each request must have an id of its own"
-        )
-    if whole.output_tokens < engine.output_tokens * (1 - thresholds.FAILED_SHARE):
-        yield (
-            f"the answers have {whole.output_tokens} generated tokens, the engine's finished "
-            f"sequences {engine.output_tokens}: it served others, too"
-        )
-    longest_s = engine.window_s * (1 + thresholds.WINDOW_SHARE) + thresholds.WINDOW_S
-    fastest = engine.tokens_per_s * (1 + thresholds.WINDOW_SHARE)
-    slowest = engine.output_tokens / longest_s if engine.requests == whole.requests else 0.0
-    if not slowest * (1 - _DIGITS) <= whole.tokens_per_s <= fastest:
-        by_engine = f"by the engine {engine.tokens_per_s:.6g}"
-        yield f"throughput is {whole.tokens_per_s:.6g} tokens/s, {by_engine}"
-    shortest_s = engine.window_s * (1 - thresholds.WINDOW_SHARE) - thresholds.ROUNDING_S
-    if whole.window_s < shortest_s:
-        yield f"window_s is {whole.window_s:g}, by the engine {engine.window_s:.6g}"
-    if whole.window_s > proof.between_s:
-        apart = f"the statements are {proof.between_s:.6g} s apart"
-        yield f"window_s is {whole.window_s:g}, {apart}"
-
-
-# Of a request.
-_Time = Callable[[CompletedRequest], float | None]
+def _by_the_engine(whole: Totals, proof: Proof) -> tuple[_Rule, ...]:
+    """Compares the client's tokens and window with those by the engine's counters and clock."""
+    engine, share = proof.totals, 1 + thresholds.WINDOW_SHARE
+    longest_s = proof.between_s
+    if engine.requests == whole.requests:
+        longest_s = min(longest_s, engine.window_s * share + thresholds.WINDOW_S)
+    return (
+        (whole.output_tokens < engine.output_tokens * (1 - thresholds.FAILED_SHARE),
+         f"the answers have {whole.output_tokens} generated tokens, the engine's finished "
+         f"sequences {engine.output_tokens}: it served others, too"),
+        (not engine.window_s / share <= whole.window_s <= longest_s,
+         f"window_s is {whole.window_s:g}, by the engine {engine.window_s:.6g} of the "
+         f"{proof.between_s:.6g} s between its statements"),
+    )  # fmt: skip
 
 
 def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
@@ -179,34 +166,30 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
     as a token without text at the end makes no event.
     """
     yield from _arrivals(run, proof)
-    seen = list(_seen(run))
-    sent = [call.sent_s for call in run.calls if call.sent_s is not None]
     requests = [each.earliest for each in proof.requests]
+    sent = [call.sent_s for call in run.calls if call.sent_s is not None]
+    seen = [  # from when they were due and sent
+        replace(made, arrived_s=max(made.arrived_s, call.sent_s or 0.0))
+        for call in run.calls
+        if (made := call.served) is not None
+    ]
     missing = Counter(map(_tokens, seen)) - Counter(map(_tokens, requests))
     for (prompt, generated), count in sorted(missing.items())[:1]:
         yield (
             f"{count} more answers of {prompt} prompt and {generated} generated tokens were "
             "recorded than the engine finished"
         )
-    if missing:
-        return
-    slack_s = proof.adjusted_s + thresholds.CLOCK_RATE * proof.totals.window_s
-    slack_s += thresholds.ROUNDING_S + thresholds.NOTED_LATE_S
-    groups = [(sent, seen, requests)]
-    if len(seen) == len(requests):
-        # Of a failed request nobody knows which of the engine's it was: no group is whole then.
-        pairs = zip(_by_tokens(seen), _by_tokens(requests), strict=True)
-        groups += [([each.arrived_s for each in here], here, there) for here, there in pairs]
-    problems = (problem for group in groups for problem in _impossible(*group, slack_s))
-    yield from islice(problems, 1)
-
-
-def _seen(run: RecordedRun) -> Iterator[CompletedRequest]:
-    """Yields the answers as their client saw them, each from when it was due and sent."""
-    for call in run.calls:
-        if (served := call.served) is not None:
-            sent_s = served.arrived_s if call.sent_s is None else call.sent_s
-            yield replace(served, arrived_s=max(served.arrived_s, sent_s))
+    if len(sent) < len(requests):
+        yield f"the engine finished {len(requests)} requests, of which {len(sent)} were sent"
+    elif not missing:
+        groups = [(sent, seen, requests)]
+        if len(seen) == len(requests):
+            # Of a failed request nobody knows which of the engine's it was: no group is whole then.
+            pairs = zip(_by_tokens(seen), _by_tokens(requests), strict=True)
+            groups += [([each.arrived_s for each in here], here, there) for here, there in pairs]
+        slack_s = proof.adjusted_s + thresholds.CLOCK_RATE * proof.totals.window_s
+        slack_s += thresholds.ROUNDING_S + thresholds.NOTED_LATE_S
+        yield from islice(chain.from_iterable(_impossible(*each, slack_s) for each in groups), 1)
 
 
 def _tokens(request: CompletedRequest) -> tuple[int, int]:
@@ -218,10 +201,10 @@ def _by_tokens(requests: Sequence[CompletedRequest]) -> Iterator[list[CompletedR
         yield list(group)
 
 
-# What a client sees of an answer, and after how long.
-_MOMENTS: Final[tuple[tuple[str, str, _Time, _Time], ...]] = (
-    ("began to come", "TTFT", lambda each: each.first_token_s, lambda each: each.ttft_s),
-    ("ended", "latency", lambda each: each.ended_s, lambda each: each.latency_s),
+# What a client sees of an answer, and the names of its time, and of how long it took.
+_MOMENTS: Final = (
+    ("began to come", "first_token_s", "TTFT", "ttft_s"),
+    ("ended", "ended_s", "latency", "latency_s"),
 )
 
 
@@ -232,16 +215,11 @@ def _impossible(
     slack_s: float,
 ) -> Iterator[str]:
     """Yields why no difference of the clocks explains the order of times, and too short ones."""
-    came, went = sorted(each.arrived_s for each in requests), sorted(sent)
-    if len(went) < len(came):
-        yield f"the engine finished {len(came)} requests, of which {len(went)} were sent"
-        return
-    latest = min((there - here for there, here in zip(came, went, strict=False)), default=0.0)
-    for text, name, at, took in _MOMENTS:
-        here, there = _known(at, seen), _known(at, requests)
-        pairs = zip(there, here, strict=False)
-        early_s = max((engine_s - client_s for engine_s, client_s in pairs), default=0.0) - latest
-        if len(here) == len(seen) and here and early_s > slack_s:
+    latest = min(map(sub, _known("arrived_s", requests), sorted(sent)), default=0.0)
+    for text, at, name, took in _MOMENTS:
+        here = _known(at, seen)
+        early_s = max(map(sub, _known(at, requests), here), default=0.0) - latest
+        if 0 < len(here) == len(seen) and early_s > slack_s:
             yield (
                 f"answers {text} {early_s:.3f} s before the engine had made them, wherever its "
                 "clock stood when they were sent"
@@ -251,35 +229,31 @@ def _impossible(
                 yield f"a {name} is {client_s:.4g} s, the engine alone took {engine_s:.4g} s"
 
 
-def _known(time: _Time, requests: Sequence[CompletedRequest]) -> list[float]:
-    return sorted(at for each in requests if (at := time(each)) is not None)
+def _known(time: str, requests: Sequence[CompletedRequest]) -> list[float]:
+    return sorted(at for each in requests if (at := getattr(each, time)) is not None)
 
 
 def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     """Compares the load that is stated with when requests were due, sent and in flight."""
-    load, scheduled = run.load, [call for call in run.calls if call.due_s is not None]
-    kind, clients = load.arrivals, load.clients
+    load, kind, closed = run.load, run.load.arrivals, run.load.arrivals.loop is Loop.CLOSED
+    due_s = sorted(call.due_s for call in run.calls if call.due_s is not None)
+    if closed is bool(due_s):
+        yield f"arrivals is {kind}, the client's requests had {'a' if closed else 'no'} schedule"
     beside = [call.in_flight for call in run.calls if call.due_s is None]
-    if load.trace is not None:
-        clients = load.trace.bulk_clients
-    elif kind.loop is Loop.CLOSED and scheduled:
-        yield f"arrivals is {kind}, the client's requests had a schedule"
-    if not (kind.loop is Loop.CLOSED or scheduled):
-        yield f"arrivals is {kind}, the client's requests had no schedule"
-    if (known := [each for each in beside if each is not None]) and clients is not None:
-        spans = [] if scheduled else [each.in_flight for each in proof.requests]
+    known = [each for each in beside if each is not None]
+    if known and load.looped is not None:
+        spans = [] if due_s else [each.in_flight for each in proof.requests]
         # An end that was noted late is no overlap.
         inside = [Interval(at, max(at, end - thresholds.NOTED_LATE_S)) for at, end, _ in spans]
         # A busy machine's clients pause, and the row notes that.
-        yield from loop_contradictions(clients, known, inside, may_pause=bool(run.bottleneck))
-    times = ((call.due_s, call.sent_s) for call in scheduled)
+        yield from loop_contradictions(load.looped, known, inside, may_pause=bool(run.bottleneck))
+    times = ((call.due_s, call.sent_s) for call in run.calls)
     late = [sent_s - due_s for due_s, sent_s in times if due_s is not None and sent_s is not None]
     late_s, most_s = percentile(late, 99) or 0.0, float(thresholds.CLIENT_LATE_S)
     if kind is Arrivals.AT_ONCE:
         most_s = max(most_s, thresholds.CLIENT_LATE_SHARE * proof.totals.window_s)
     if late_s > most_s + thresholds.ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
-    due_s = sorted(each.due_s or 0.0 for each in scheduled)
     ended_s = [call.ended_s for call in run.calls if call.ended_s is not None]
     # The load generator that is not ours states when it has issued a request.
     yield from schedule_contradictions(load, due_s, ended_s, exact=load.loadgen is None)

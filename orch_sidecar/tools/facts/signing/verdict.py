@@ -17,11 +17,11 @@ from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
 from orch_sidecar.tools.facts.signing.evidence_file import digest, named_by, parse_evidence
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
-from orch_sidecar.tools.facts.signing.recompute import contradictions
+from orch_sidecar.tools.facts.signing.recompute import contradictions, differences
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row
 from orch_sidecar.tools.facts.tables.notes import LOADED
-from orch_sidecar.tools.facts.tables.row import COLUMNS, TRACES, Row
+from orch_sidecar.tools.facts.tables.row import TRACES, Row
 from orch_sidecar.tools.facts.tables.table import Record
 from vllm_plugin.contracts.lease_protocol import timestamp
 
@@ -118,7 +118,8 @@ class Verifier:
             stated = parse_row(Record("evidence", 1, tuple(evidence.client_measured.row)))
             if not isinstance(stated, Row):
                 raise ValueError(f"the row in the evidence is not valid: {stated[0].text}")
-            _check_same(row or stated, stated)
+            for text in differences(row or stated, stated):
+                raise ValueError(text)
             proof = prove(evidence.signed, self.trusted)
             if proof.after.wall_s > self.now_s + FUTURE_S:
                 signed, now = map(timestamp, (proof.after.wall_s, self.now_s))
@@ -148,11 +149,3 @@ def _unknown_model(proof: Proof) -> list[str]:
     if LOADED not in proof.after.snapshot.conditions:
         return ["the engine signed no digest of the model that it loaded"]
     return []
-
-
-def _check_same(row: Row, stated: Row) -> None:
-    for name in COLUMNS:
-        here, there = getattr(row, name), getattr(stated, name)
-        if here != there:
-            where = f"{here!r:.80} in the table, and {there!r:.80} in the evidence"
-            raise ValueError(f"{name} is {where}")

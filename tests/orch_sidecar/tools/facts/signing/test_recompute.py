@@ -167,7 +167,7 @@ def test_requests_of_one_id_prove_no_lengths() -> None:
 
     after = resigned(signed.after, of_one_id, engine.private)
     found = reasons(signed.model_copy(update={"leaves": lines, "after": after}), row_of())
-    assert "3 requests were answered, the engine's finished sequences are of 1" in "; ".join(found)
+    assert "3 more answers of 20 prompt and 6 generated tokens were" in "; ".join(found)
 
 
 def test_replayed_trace_beside_bulk_work_has_the_latencies_of_interactive_requests() -> None:
