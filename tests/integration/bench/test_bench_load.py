@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.load import client
-from orch_sidecar.tools.bench.load import driver as load
+from orch_sidecar.tools.bench.load import driver
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
@@ -119,7 +118,7 @@ async def test_all_are_sent_at_once(engine: ScriptedEngine) -> None:
 async def test_no_more_connections_are_made_at_once_than_a_server_takes(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CONNECTING_AT_ONCE", 2)
+    monkeypatch.setattr(driver, "CONNECTING_AT_ONCE", 2)
     engine.slots = 20
     Decoding(engine)
     connecting: list[int] = [0]
@@ -186,7 +185,7 @@ async def test_rejected_client_pauses_before_it_retries(
     async def full(answer: Answer) -> None:
         answer.json({"error": {"code": "queue_full"}}, 429)
 
-    monkeypatch.setattr(load, "RETRY_DELAY_S", 0.1)
+    monkeypatch.setattr(driver, "RETRY_DELAY_S", 0.1)
     engine.answer = full
     found = made(engine)
     await found.run(found.closed_loop(requests_to(engine), 1, 3))

@@ -6,7 +6,7 @@ Times are seconds since the start of the run on one monotonic clock; None means 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -70,11 +70,6 @@ class Call(recorded.Call):
     def gaps_s(self) -> list[float]:
         """The intervals between its events."""
         return [later - earlier for earlier, later in pairwise(self.event_s)]
-
-
-def answered_of(calls: Iterable[Call]) -> int:
-    """Returns how many of them were answered."""
-    return sum(call.fate is Fate.ANSWERED for call in calls)
 
 
 def shown(text: str, most: int = _SHOWN) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from string import ascii_lowercase
@@ -12,7 +12,7 @@ from typing import Any, Final
 import aiohttp
 
 from orch_sidecar.api.refusal import error_text
-from orch_sidecar.tools.bench.load.call import shown
+from orch_sidecar.tools.bench.load.call import Call, Fate, shown
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
 from orch_sidecar.tools.facts.labels.documents import parse_json
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
@@ -27,8 +27,6 @@ IDLE_TIMEOUT_S: Final = 12.0
 # Often enough to lose little time, and seldom enough to cost a run nothing. Reports come each
 # second: the looks begin shortly before the second next one.
 WATCH_INTERVAL_S: Final = 1.9
-_LOOK_S: Final = 0.05
-_MOST_LOOKS: Final = 24
 
 READY: Final = "ready"
 
@@ -128,15 +126,20 @@ async def vocabulary(endpoint: Endpoint, model: str) -> tuple[int, ...]:
     )
 
 
-async def wait_until_idle(endpoint: Endpoint, since: Capabilities, requests: int) -> Capabilities:
-    """Returns the capabilities once the engine is idle, or after IDLE_TIMEOUT_S.
+async def wait_until_idle(
+    endpoint: Endpoint, since: Capabilities | None, calls: Iterable[Call]
+) -> Capabilities | None:
+    """Returns the capabilities once the engine is idle, or after IDLE_TIMEOUT_S; None where `since`
+    says that there are none.
 
     The engine is idle when it holds no sequence and two documents, further apart than its report
     interval, agree: while it reads a long prompt its counters do not move either. They must also
-    count at least `requests` more requests than `since`, unless the engine was restarted: two
-    documents also agree while a report is late. Raises EndpointError.
+    count the answered `calls` beyond `since`, unless the engine was restarted: two documents also
+    agree while a report is late. Raises EndpointError.
     """
-    loop = asyncio.get_running_loop()
+    if since is None:
+        return None
+    loop, answered = asyncio.get_running_loop(), sum(call.fate is Fate.ANSWERED for call in calls)
     deadline_s = loop.time() + IDLE_TIMEOUT_S
     found, begun = await engine_at(endpoint), since.snapshot
     while True:
@@ -144,7 +147,7 @@ async def wait_until_idle(endpoint: Endpoint, since: Capabilities, requests: int
         before, found = found, await engine_at(endpoint)
         now = found.snapshot
         idle = before.snapshot == now and not now.in_engine
-        counted = now.requests_total >= begun.requests_total + requests
+        counted = now.requests_total >= begun.requests_total + answered
         complete = now.state == READY and (counted or now.epoch != begun.epoch)
         if (idle and complete) or loop.time() > deadline_s:
             return replace(found, idle=idle)
@@ -160,7 +163,7 @@ async def accepted_of_others(endpoint: Endpoint, since: Snapshot, sent: Callable
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
         busy_s: float | None = None
-        for _ in range(_MOST_LOOKS):  # until a new report, when least was sent since it was made
+        for _ in range(24):  # until a new report, when least was sent since it was made
             try:
                 found = (await engine_at(endpoint)).snapshot
             except EndpointError:  # at the end it is an objection, should it last
@@ -171,4 +174,4 @@ async def accepted_of_others(endpoint: Endpoint, since: Snapshot, sent: Callable
             if busy_s not in (None, found.busy_s):
                 break
             busy_s = found.busy_s
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(0.05)

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.load.call import TIME_DIGITS, Call, Fate, Request
-from orch_sidecar.tools.bench.load.client import Client
+from orch_sidecar.tools.bench.load.call import TIME_DIGITS, Call, Fate, Request, shown
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.tools.bench.load.response import Response
 from orch_sidecar.wire.client_connections import raise_descriptor_limit
+from orch_sidecar.wire.engine_connection import ConnectionPool
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -86,6 +87,12 @@ async def side_by_side(*work: Work) -> None:
 
 _SAMPLE_INTERVAL_S: Final = 0.02
 
+# Connections beyond a server's listen backlog (1024 in the sidecar, 128 elsewhere) are dropped by
+# its kernel and retried after a second.
+CONNECTING_AT_ONCE: Final = 64
+# The kernel tries that often, and longer, where nothing answers.
+_CONNECT_S: Final = 60.0
+
 # A client that is rejected at once must not retry in a tight loop.
 RETRY_DELAY_S: Final = 0.5
 
@@ -113,7 +120,8 @@ class LoadGenerator:
         """`on_end`: called whenever a call has ended."""
         self._on_end = on_end
         self._began_s = time.perf_counter()
-        self._client = Client(endpoint, self.now)
+        self._pool = ConnectionPool(endpoint.url, _CONNECT_S)
+        self._connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
         self.lag_s: list[float] = []
         self.ended = 0  # calls
         self.calls: list[Call] = []
@@ -161,22 +169,44 @@ class LoadGenerator:
         raise_descriptor_limit()  # each connection is one
         with without_collection():
             cpu_s, self._began_s = time.process_time(), time.perf_counter()
-            watch = asyncio.create_task(self._sample_lag())
             try:
-                await work
+                await until_seen(work, self._sample_lag())
             finally:
-                watch.cancel()
-                self._client.close()
+                self._pool.close()
                 self.cpu_share = (time.process_time() - cpu_s) / self.now()
 
     def send(self, call: Call, request: Request) -> Work:
-        """Records a call at once; returns the work that sends it, until it has ended."""
+        """Records a call at once; returns the work that sends it, until it has ended.
+
+        Its connection is an idle or a new one; it is closed if the work is cancelled.
+        """
         self.calls.append(call)
         return self._send(call, request)
 
     async def _send(self, call: Call, request: Request) -> None:
+        began_s, connection = self.now(), self._pool.take()
         try:
-            await self._client.run(call, request)
+            if connection is None:
+                async with self._connecting:
+                    began_s = self.now()
+                    connection = await self._pool.acquire()
+            call.sent_s = began_s
+            response = Response(call, request, self.now)
+            if connection.open:
+                connection.send(response, request.message)
+            else:
+                response.lost(None)
+            try:
+                await response.ended
+            finally:
+                if response.reusable:
+                    self._pool.give_back(connection)
+                else:
+                    connection.close()
+        except OSError as error:
+            why = error.strerror or str(error) or f"not within {_CONNECT_S:g} s"
+            call.fate, call.why = Fate.FAILED, f"connection failed: {shown(why)}"
+            call.ended_s = self.now()
         finally:
             if call.fate is Fate.PENDING:
                 call.fate, call.ended_s = Fate.CUT, self.now()

@@ -1,8 +1,5 @@
 """Prompts, synthetic or of a file, and the request bodies made of them.
 
-With `ignore_eos` and `min_tokens`, which are vLLM's and not part of OpenAI's API, the length of an
-answer is known beforehand, so that two runs do the same work.
-
 The entries of a file are objects of one of these kinds, one after the other (JSONL) or in one JSON
 list:
 
@@ -74,10 +71,10 @@ class Prompt(Struct, frozen=True):
 def body(prompt: Prompt, model: str, *, ignore_eos: bool, salt: str | None = None) -> bytes:
     """Returns the JSON body for `prompt.path`: of a stream, which ends with its usage.
 
-    Sampling is greedy, so that runs are repeatable. `ignore_eos` generates exactly
-    `output_tokens`; `min_tokens` covers models with further stop tokens, which `ignore_eos` does
-    not ignore. `salt`: vLLM's `cache_salt`, so that runs share no prefix cache; otherwise a second
-    run of the same seed or file would find its prompts cached.
+    Sampling is greedy, so that runs are repeatable. `ignore_eos`, which is vLLM's and not part of
+    OpenAI's API, generates exactly `output_tokens`, so that two runs do the same work; `min_tokens`
+    covers models with further stop tokens, which it does not ignore. `salt`: vLLM's `cache_salt`:
+    a second run of the same seed or file would otherwise find its prompts in the prefix cache.
     """
     is_chat = prompt.prompt is UNSET
     document: dict[str, Any] = {

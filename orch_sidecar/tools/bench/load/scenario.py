@@ -6,9 +6,6 @@ ascending seconds from the start and depend on the seed alone. The first request
 interval after the start, as in `vllm bench serve`. Unlike there, times are not rescaled so that the
 last one falls exactly on requests / rate: that would change the distribution of the intervals and
 the length of bursts.
-
-A prompt of a trace has as many tokens as the trace says. Blocks with the same id have the same
-tokens, so that the prefix cache finds what it found there; all others are random.
 """
 
 from __future__ import annotations
@@ -100,7 +97,11 @@ def replaying(trace: Trace, bulk: Trace | None = None, **stated: Any) -> dict[st
 def traced_prompts(
     replay: Traced, ids: Sequence[int], seed: int
 ) -> Iterator[tuple[Prompt, ServiceClass]]:
-    """Yields the prompt of each request, made of these token ids, and its class."""
+    """Yields the prompt of each request, made of these token ids, and its class.
+
+    Blocks with the same id have the same tokens, so that the prefix cache finds what it found
+    there; all others are random.
+    """
     for number, (request, service_class, trace) in enumerate(replay):
         tokens: list[int] = []
         for block in request.prefix_blocks:

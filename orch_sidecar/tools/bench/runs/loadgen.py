@@ -1,13 +1,7 @@
 """Lets MLCommons' own load generator decide when the requests of a run are sent.
 
-It issues queries from a thread of its own. Each first and last token is reported to it at the
-moment at which the client sees it. Each query gets a prompt of its own, whatever it names: one
-that is sent twice would be found in the prefix cache. The package is imported only here.
-
-Its figures are compared with those of the run's calls. Both are of the same moments, but for the
-way between two threads. For the comparison ours are defined as its are: a time counts from when it
-issued the query, a percentile is the value at the rank below, and tokens/s count from when its
-clock began. Where a request was not answered nothing is compared: it knows no failures.
+It issues queries from a thread of its own. The package is imported only here. How the figures are
+compared: docs/reference/bench.md, "Official figures".
 """
 
 from __future__ import annotations
@@ -46,15 +40,9 @@ _SAMPLE: Final = re.compile(
 )
 # Its names of mean and percentiles, by ours.
 _TIMES: Final = {
-    "latency": ("result_mean_latency_ns", "result_{}.00_percentile_latency_ns"),
-    "TTFT": (
-        "result_first_token_mean_latency_ns",
-        "result_first_token_{}.00_percentile_latency_ns",
-    ),
-    "TPOT": (
-        "result_time_to_output_token_mean",
-        "result_time_per_output_token_{}.00_percentile_ns",
-    ),
+    "latency": ("mean_latency_ns", "{}.00_percentile_latency_ns"),
+    "TTFT": ("first_token_mean_latency_ns", "first_token_{}.00_percentile_latency_ns"),
+    "TPOT": ("time_to_output_token_mean", "time_per_output_token_{}.00_percentile_ns"),
 }
 
 
@@ -70,9 +58,7 @@ def check(scenario: Scenario) -> str:
         importlib.import_module("mlperf_loadgen")
         return metadata.version(_PACKAGE)
     except ModuleNotFoundError:
-        raise ValueError(
-            f"--loadgen needs the package {_PACKAGE}: pip install {_PACKAGE}"
-        ) from None
+        raise ValueError(f"--loadgen needs a package: pip install {_PACKAGE}") from None
 
 
 class Loadgen:
@@ -189,24 +175,22 @@ class Loadgen:
         if "result_validity" not in found:
             return None
         figures = {
-            name: (found[key] / unit, ours)
+            name: (stated / unit, ours)
             for key, name, unit, ours in self._figures(calls)
-            if found.get(key)
+            if (stated := found.get(f"result_{key}"))
         }
         valid = found["result_validity"] == "VALID"
         return LoadgenDocument(folder=str(self._folder), valid=valid, figures=figures)
 
     def _figures(self, calls: Sequence[Call]) -> Iterator[tuple[str, str, float, float]]:
         """Yields our figures: the key there, the name, the unit there in ours, and the value."""
-        due = (
-            replace(each, due_s=each.free_s if each.due_s is None else each.due_s) for each in calls
-        )
+        due = (replace(each, due_s=each.free_s) if each.due_s is None else each for each in calls)
         served = [made for call in due if (made := call.served) is not None]
         if not served or len(served) < len(calls):
             return
         tokens = sum(each.output_tokens for each in served)
         per_s = tokens / (max(each.ended_s for each in served) - self.began_s)
-        for key in ("result_tokens_per_second", "result_completed_tokens_per_second"):
+        for key in ("tokens_per_second", "completed_tokens_per_second"):
             yield key, "tokens/s", 1, per_s
         for name, (mean_key, percentile_key) in _TIMES.items():
             known = (each.times_s[name.lower()] for each in served)

@@ -19,16 +19,8 @@ from typing import Any, Final
 from orch_sidecar.api import headers
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.load import capabilities
-from orch_sidecar.tools.bench.load.call import Request, answered_of
-from orch_sidecar.tools.bench.load.driver import (
-    Interrupted,
-    LoadGenerator,
-    Work,
-    interruptible,
-    side_by_side,
-    until_seen,
-)
+from orch_sidecar.tools.bench.load import capabilities, driver
+from orch_sidecar.tools.bench.load.call import Fate, Request
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Plan, schedule, traced_prompts
@@ -59,7 +51,6 @@ _WARM_UP_CLIENTS: Final = 4  # of an open loop
 _AGAIN_AFTER_S: Final = 1.0
 
 _NOT_OFFERED: Final = "the endpoint offers no signed statements"
-_BUSY: Final = "the engine is not idle before the run: it serves requests of others"
 
 
 class _Disturbed(Exception):
@@ -74,7 +65,7 @@ async def measure(plan: Plan) -> Result:
     at its endpoint; Interrupted where nothing was measured yet; ValueError for a schedule that is
     too long.
     """
-    with interruptible():
+    with driver.interruptible():
         for left in range(plan.restarts, 0, -1):
             try:
                 return await _measure_once(plan, is_last=False)
@@ -103,7 +94,8 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     with Progress("warming up"):
         before = await _warm_up(plan, first)
     if before is not None and not before.idle:
-        raise (Unavailable if is_last else _Disturbed)(_BUSY)
+        busy = "the engine is not idle before the run: it serves requests of others"
+        raise (Unavailable if is_last else _Disturbed)(busy)
     asked = {"run": name, "nonce": secrets.token_hex(32)}
     features = None if before is None else before.entry.get("features")
     is_offered = isinstance(features, Mapping) and features.get("evidence") is True
@@ -114,10 +106,10 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     if record.disturbed and not is_last:
         raise _Disturbed(record.disturbed)
     try:
-        with Progress("waiting for the engine's report"), interruptible():
+        with Progress("waiting for the engine's report"), driver.interruptible():
             await _read_afterwards(record)
             record.evidence = await _evidence(plan.endpoint, asked, signed)
-    except Interrupted:
+    except driver.Interrupted:
         record.stopped = True
     return result_of(record)
 
@@ -155,14 +147,12 @@ async def _warm_up(plan: Plan, first: Capabilities | None) -> Capabilities | Non
         endpoint=plan.endpoint.adding({headers.X_ORCH_SCENARIO: name}),
         scenario=replace(scenario, seed=seed, cache_salt=salt),
     )
-    load, count = LoadGenerator(plan.endpoint), scenario.warm_up_requests
+    load, count = driver.LoadGenerator(plan.endpoint), scenario.warm_up_requests
     clients = min(count, scenario.clients or _WARM_UP_CLIENTS)
     await load.run(load.closed_loop(_requests(its_own), clients, count))
-    if count and not answered_of(load.calls):
+    if count and not any(call.fate is Fate.ANSWERED for call in load.calls):
         raise Unavailable(f"no request of the warm-up was answered: {load.calls[0].why}")
-    if first is None:
-        return None
-    return await capabilities.wait_until_idle(plan.endpoint, first, answered_of(load.calls))
+    return await capabilities.wait_until_idle(plan.endpoint, first, load.calls)
 
 
 async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
@@ -180,7 +170,7 @@ async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
         progress.share = min(1.0, over, load.ended / least_requests)
         progress.detail = f"{load.ended} requests"
 
-    load, others = LoadGenerator(plan.endpoint, show), None
+    load, others = driver.LoadGenerator(plan.endpoint, show), None
     logs = plan.loadgen_logs or Path(f"orch-bench-{record.id}-loadgen")
     loadgen = None if scenario.loadgen is None else Loadgen(scenario, logs)
     with Progress(f"{scenario.label} {scenario.text}") as progress:
@@ -189,13 +179,13 @@ async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
             requests = iter(list(islice(requests, least_requests + 1)))
         work = loadgen.work(load, requests) if loadgen else _work_of(plan, load, requests, due_s)
         try:
-            with interruptible():
+            with driver.interruptible():
                 if before is None:
                     await load.run(work)
                 else:
                     watch = capabilities.accepted_of_others(plan.endpoint, before.snapshot, reached)
-                    others = await until_seen(load.run(work), watch)
-        except Interrupted:
+                    others = await driver.until_seen(load.run(work), watch)
+        except driver.Interrupted:
             record.stopped = True
     if others is not None:
         which = "a request" if others == 1 else f"{others} requests"
@@ -207,14 +197,14 @@ async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
 
 
 def _work_of(
-    plan: Plan, load: LoadGenerator, requests: Iterator[Request], due_s: tuple[float, ...]
-) -> Work:
+    plan: Plan, load: driver.LoadGenerator, requests: Iterator[Request], due_s: tuple[float, ...]
+) -> driver.Work:
     """Returns the work of the run's scenario. `due_s`: of its schedule."""
     scenario, trace = plan.scenario, plan.scenario.trace
     if trace is not None:
         # Built before the first one is due: long ones take time.
         traced = list(_requests(plan, traced_prompts(scenario.replay, plan.ids, scenario.seed)))
-        return side_by_side(
+        return driver.side_by_side(
             load.open_loop(iter(traced), due_s),
             load.closed_loop(requests, trace.bulk_clients, 0, due_s[-1]),
         )
@@ -248,12 +238,10 @@ def _requests(
 
 async def _read_afterwards(record: RunRecord) -> None:
     """Records the engine's capabilities, or why they are unknown; an error keeps the result."""
-    if record.before is None:
-        return
-    endpoint, answered = record.plan.endpoint, answered_of(record.calls)
+    endpoint, before = record.plan.endpoint, record.before
     try:
-        found = await capabilities.wait_until_idle(endpoint, record.before, answered)
-        if found.snapshot.state != capabilities.READY:
+        found = await capabilities.wait_until_idle(endpoint, before, record.calls)
+        if found is not None and found.snapshot.state != capabilities.READY:
             raise EndpointError(f"the engine is {found.snapshot.state}")
         record.after = found
     except EndpointError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, Request, shown
-from orch_sidecar.tools.bench.load.client import Response, code_of
+from orch_sidecar.tools.bench.load.response import Response, code_of
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 DONE = b"data: [DONE]\n\n"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request
-from orch_sidecar.tools.bench.load.client import Client
+from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from tests.orch_sidecar.answers import PLACES, cut
@@ -49,11 +49,12 @@ def chunks(*payloads: bytes) -> bytes:
 
 def running(
     connection: EngineConnection, call: Call, now: Callable[[], float] = lambda: 1.0
-) -> tuple[asyncio.Task[None], Client]:
+) -> tuple[asyncio.Task[None], LoadGenerator]:
     """A request that is sent on this connection."""
-    client = Client(Endpoint.of("http://127.0.0.1:1"), now)
-    client._pool.give_back(connection)
-    return asyncio.create_task(client.run(call, Request(b"POST"))), client
+    load = LoadGenerator(Endpoint.of("http://127.0.0.1:1"))
+    load.now = now  # type: ignore[method-assign]
+    load._pool.give_back(connection)
+    return asyncio.create_task(load.send(call, Request(b"POST"))), load
 
 
 async def made_of(parts: Iterable[bytes], *, lost: Exception | bool | None = False) -> Call:
@@ -202,7 +203,7 @@ async def test_server_timing_without_a_queue_is_ignored(timing: bytes) -> None:
     assert call.queue_ms is None
 
 
-async def test_call_that_is_cancelled_has_no_outcome_and_its_connection_is_closed() -> None:
+async def test_call_that_is_cancelled_is_cut_and_its_connection_is_closed() -> None:
     connection = EngineConnection()
     wire = Wire(connection)
     call = Call()
@@ -212,9 +213,9 @@ async def test_call_that_is_cancelled_has_no_outcome_and_its_connection_is_close
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
-    assert (call.fate, wire.closed, connection.open) == (Fate.PENDING, True, False)
+    assert (call.fate, wire.closed, connection.open) == (Fate.CUT, True, False)
     await asyncio.sleep(0)  # the loss of the connection is reported, and concerns no request
-    assert call.fate is Fate.PENDING
+    assert (call.fate, call.why) == (Fate.CUT, "")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ async def test_connection_is_kept_unless_the_server_closes_it_or_sends_what_nobo
 ) -> None:
     connection = EngineConnection()
     Wire(connection)
-    sending, client = running(connection, Call())
+    sending, load = running(connection, Call())
     await asyncio.sleep(0)
     connection.data_received(
         CHUNKED.replace(b"Server-Timing", b"Connection: " + field + b"\r\nX") + chunks(ANSWER)
@@ -235,7 +236,7 @@ async def test_connection_is_kept_unless_the_server_closes_it_or_sends_what_nobo
         connection.data_received(more)
     await sending
     assert connection.open is kept
-    assert (client._pool.take() is connection) is kept
+    assert (load._pool.take() is connection) is kept
 
 
 async def test_connection_that_was_lost_meanwhile_fails_the_call(

@@ -1,8 +1,5 @@
-"""The HTTP client of a measurement: sends requests and records when each event arrives.
-
-Timestamps are taken as bytes come, before any parsing. Connections are those of the sidecar's own
-client, which never sends a request to a connection that a server may be closing.
-"""
+"""The response to a request of a measurement: records when each event arrives, as bytes come and
+before any parsing."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from msgspec import Struct, json
 
 from orch_sidecar.api import usage
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request, shown
-from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.wire.engine_connection import ConnectionPool
 from orch_sidecar.wire.event_stream import EventStream
 from orch_sidecar.wire.http1 import Body, FramingError, body_of, parse_head
 
@@ -65,12 +60,6 @@ def code_of(answer: bytes) -> str:
     return shown(str(found)) or "an empty response"
 
 
-# Connections beyond a server's listen backlog (1024 in the sidecar, 128 elsewhere) are dropped by
-# its kernel and retried after a second.
-CONNECTING_AT_ONCE: Final = 64
-# The kernel tries that often, and longer, where nothing answers.
-_CONNECT_S: Final = 60.0
-
 _MAX_BODY_BYTES: Final = 65_536  # the end of a response that is not a stream
 # The wait for a slot, as a sidecar reports it in `Server-Timing`.
 _QUEUE_MS: Final = re.compile(
@@ -98,8 +87,6 @@ class Response:
         self._last_s: float | None = None
         self.reusable = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    # Receiver
 
     def received(self, data: bytes) -> None:
         at_s = self._now()
@@ -204,46 +191,3 @@ class Response:
                 request.output_tokens in (None, call.output_tokens)
             )
         self._end(fate, why, at_s)
-
-
-class Client:
-    """Sends requests to one endpoint, on idle connections or on new ones."""
-
-    def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
-        self._pool = ConnectionPool(endpoint.url, _CONNECT_S)
-        self._now = now
-        self._connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
-
-    async def run(self, call: Call, request: Request) -> None:
-        """Sends a request, and returns when it has ended.
-
-        If that is cancelled, it closes the connection, and the call has no outcome.
-        """
-        began_s = self._now()
-        connection = self._pool.take()
-        if connection is None:
-            try:
-                async with self._connecting:
-                    began_s = self._now()
-                    connection = await self._pool.acquire()
-            except OSError as error:
-                call.fate, call.ended_s = Fate.FAILED, self._now()
-                why = error.strerror or str(error) or f"not within {_CONNECT_S:g} s"
-                call.why = f"connection failed: {shown(why)}"
-                return
-        call.sent_s = began_s
-        response = Response(call, request, self._now)
-        if connection.open:
-            connection.send(response, request.message)
-        else:
-            response.lost(None)
-        try:
-            await response.ended
-        finally:
-            if response.reusable:
-                self._pool.give_back(connection)
-            else:
-                connection.close()
-
-    def close(self) -> None:
-        self._pool.close()
