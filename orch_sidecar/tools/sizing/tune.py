@@ -9,7 +9,7 @@ import argparse
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from orch_sidecar.tools.bench.plan import add_endpoint, plan_of, scenario_of
 from orch_sidecar.tools.bench.report.sweep import fitted
 from orch_sidecar.tools.bench.results.result import Result, Trial
 from orch_sidecar.tools.bench.results.sweep import Sweep
-from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sweep, try_rates
+from orch_sidecar.tools.bench.runs.series import RateSearch, run_sweep, try_rates
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned, counted
@@ -64,7 +64,10 @@ from vllm_plugin.contracts.profile import ProfileError
 _SWEEP_CLASS: Final = "bulk"
 # The SLOs of a profile are of the 95th percentile; a share of fewer requests is no share. A rate
 # that meets them and one a quarter above it that does not are enough.
-RATES: Final = SearchRules(0.95, requests=40, factor=1.25, precision=0.25, most_trials=5)
+RATES: Final[Mapping[str, Any]] = {
+    "kept_share": 0.95, "requests": 40, "factor": 1.25, "precision": 0.25, "most_trials": 5,
+    "longest": inf,
+}  # fmt: skip
 # Of the rate at which all slots are always full: below it queues stay short.
 _FIRST_SHARE: Final = 0.8
 # Of a normal distribution, two-sided 95 %.
@@ -110,7 +113,7 @@ async def tune(plan: Plan, traffic: Traffic) -> Tuning:
     rate = None
     if scenario.slo_ms:
         usable = min(decision.slots, slots)
-        rate = RateSearch(_FIRST_SHARE * full.at(usable).requests_per_s, RATES, seconds)
+        rate = RateSearch(_FIRST_SHARE * full.at(usable).requests_per_s, seconds, **RATES)
         apart = replace(scenario, seed=scenario.seed + _SEEDS_APART)
         try:
             await try_rates(replace(plan, scenario=apart), rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs.run import measure
-from orch_sidecar.tools.bench.runs.series import RULES
+from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from tests.integration.bench.decoding import Decoding
@@ -30,13 +30,13 @@ from tests.integration.wire import Answer
 pytestmark = pytest.mark.usefixtures("fast_reports")
 
 Run = Callable[..., Coroutine[None, None, int]]
-SHORT = replace(RULES, requests=20)
+SERIES = "orch_sidecar.tools.bench.runs.series"
 
 
 @pytest.fixture
 def run(cloud: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's work, here: in a process of its own it waits a second for each look."""
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.RULES", SHORT)
+    monkeypatch.setattr(f"{SERIES}.RateSearch", partial(RateSearch, requests=20))
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
     prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -87,8 +87,8 @@ async def test_rate_at_which_nothing_is_batched_keeps_its_slo_and_earns_no_label
     run: Run, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Decoding(engine).most = 1
-    twice = replace(SHORT, most_trials=2)
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.RULES", twice)
+    twice = partial(RateSearch, requests=20, most_trials=2)
+    monkeypatch.setattr(f"{SERIES}.RateSearch", twice)
     assert await run(*SEARCH, "--burstiness", "inf", "--slo-latency-ms", "10000") == 1
     result = result_of(tmp_path)
     assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(25, True), (50, True)]
@@ -140,7 +140,7 @@ async def test_search_that_ends_between_trials_keeps_its_results(
             return await measured.pop()(*arguments, **more)
         raise error
 
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.measure", once)
+    monkeypatch.setattr(f"{SERIES}.measure", once)
     assert await run(*SEARCH, "--slo-latency-ms", "6000") == 1
     result = result_of(tmp_path)
     assert (result.status, result.reasons[0]) == ("incomplete", f"the search ended early: {error}")
@@ -198,7 +198,7 @@ async def test_sweep_whose_endpoint_fails_keeps_its_results(
             return await measured.pop()(*arguments)
         raise EndpointError("GET /v1/capabilities: refused")
 
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.measure", once)
+    monkeypatch.setattr(f"{SERIES}.measure", once)
     assert await run("sweep", "--concurrency", "2,4", "--duration", "0.2") == 1
     found = sweep_of(tmp_path)
     assert [point.clients for point in found.points] == [2]

@@ -28,7 +28,7 @@ TRAFFIC = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0)
 @pytest.fixture
 def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.REPORT_INTERVAL_S", 0.03)
-    rates = replace(RATES, requests=10, most_trials=2)
+    rates = {**RATES, "requests": 10, "most_trials": 2}
     monkeypatch.setattr("orch_sidecar.tools.sizing.tune.RATES", rates)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Any, Final
+from typing import Any
 
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.scenario import Plan
@@ -20,43 +19,26 @@ from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.terminal import print_error
 
-# Of quotients of rates.
-_ROUNDING: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class SearchRules:
-    """What a trial is, and when a search ends.
-
-    `kept_share`: of the requests of a trial, rejected ones among them, that must meet the SLO.
-    `requests`: of a trial, at least. `longest`: rates at which these take more than so many times
-    the length of a trial are not tried. `factor`: from one rate to the next. `precision`: the
-    largest rate is within this fraction of the result.
-    """
-
-    kept_share: float
-    requests: int
-    factor: float
-    precision: float
-    most_trials: int
-    longest: float = inf
-
-
-# With fewer requests the 99th percentile is the slowest one, and a single outlier decides.
-RULES: Final = SearchRules(
-    KEPT_SHARE, requests=100, factor=2.0, precision=0.05, most_trials=24, longest=5.0
-)
-
 
 @dataclass(slots=True)
 class RateSearch:
-    """The rates that were tried, and the next one, above 0. `trial_s`: the length of a trial.
-    `best`: the largest one that met the SLO; `missed`: the smallest one that did not; None without
-    one. `last`: the result of the last trial."""
+    """The rates that were tried, and the next one, above 0.
+
+    `trial_s`: the length of a trial, of `requests` at least; rates at which these take more than
+    `longest` times as long are not tried. `kept_share`: of its requests, rejected ones among them,
+    that must meet the SLO. `factor`: from one rate to the next. `precision`: the largest rate is
+    within this fraction of the result. `best`: the largest one that met the SLO; `missed`: the
+    smallest one that did not; None without one. `last`: the result of the last trial.
+    """
 
     next_per_s: float
-    rules: SearchRules
-    trial_s: float = inf
+    trial_s: float
+    kept_share: float = KEPT_SHARE
+    requests: int = 100  # with fewer the 99th percentile is the slowest one: an outlier decides
+    factor: float = 2.0
+    precision: float = 0.05
+    most_trials: int = 24
+    longest: float = 5.0
     trials: list[Trial] = field(default_factory=list)
     best: Trial | None = None
     missed: Trial | None = None
@@ -65,17 +47,17 @@ class RateSearch:
     @property
     def done(self) -> bool:
         """Whether the search has ended."""
-        if len(self.trials) >= self.rules.most_trials or self.too_slow:
+        if len(self.trials) >= self.most_trials or self.too_slow:
             return True
         if self.best is None or self.missed is None:
             return False
         apart = self.missed.rate_per_s / self.best.rate_per_s
-        return apart <= 1 + self.rules.precision + _ROUNDING
+        return apart <= 1 + self.precision + 1e-9  # as quotients are rounded
 
     @property
     def too_slow(self) -> bool:
         """Whether no rate met the SLO, and a trial at the next one would take too long."""
-        least_per_s = self.rules.requests / (self.rules.longest * self.trial_s)
+        least_per_s = self.requests / (self.longest * self.trial_s)
         return bool(self.trials) and self.best is None and self.next_per_s < least_per_s
 
     def record(self, result: Result) -> Trial:
@@ -85,7 +67,7 @@ class RateSearch:
             rate_per_s=self.next_per_s,
             requests=requests,
             share=0.0 if good is None else good.share,  # which is rounded
-            kept=good is not None and good.requests >= self.rules.kept_share * requests,
+            kept=good is not None and good.requests >= self.kept_share * requests,
         )
         self.trials.append(trial)
         if trial.kept:
@@ -93,9 +75,9 @@ class RateSearch:
         else:
             self.missed = trial
         if self.missed is None:
-            self.next_per_s *= self.rules.factor
+            self.next_per_s *= self.factor
         elif self.best is None:
-            self.next_per_s /= self.rules.factor
+            self.next_per_s /= self.factor
         else:
             self.next_per_s = (self.best.rate_per_s * self.missed.rate_per_s) ** 0.5
         return trial
@@ -111,7 +93,7 @@ async def try_rates(plan: Plan, search: RateSearch) -> None:
         scenario = replace(
             plan.scenario,
             rate_per_s=rate_per_s,
-            least_requests=search.rules.requests,
+            least_requests=search.requests,
             least_seconds=search.trial_s,
             seed=plan.scenario.seed + 1 + len(search.trials),
         )
@@ -131,13 +113,13 @@ async def find_rate(plan: Plan, trial_s: float) -> Result:
     Raises what `measure` raises where nothing was measured yet.
     """
     assert plan.scenario.rate_per_s is not None
-    search = RateSearch(plan.scenario.rate_per_s, RULES, trial_s)
+    search = RateSearch(plan.scenario.rate_per_s, trial_s)
     try:
         await try_rates(plan, search)
         if search.best is None:
             why = f"no rate met the SLO, down to {search.trials[-1].rate_per_s:.4g}/s"
             if search.too_slow:
-                why += f": lower ones take more than {RULES.longest:g} times --trial"
+                why += f": lower ones take more than {search.longest:g} times --trial"
             raise Unavailable(why)
         rate_per_s = search.best.rate_per_s
         print_error(f"largest rate that meets the SLO: {rate_per_s:.4g}/s")

@@ -90,7 +90,7 @@ def test_chosen_slots_are_marked_on_the_curve(slots: int, name: str) -> None:
 
 
 def test_text_states_what_binds_and_how_sure_it_is() -> None:
-    rate = RateSearch(4.0, RATES)
+    rate = RateSearch(4.0, inf, **RATES)
     rate.best = Trial(rate_per_s=4.0, requests=40, share=1.0, kept=True)
     text = decision_text(DECISION, full(), memory_bound(ENTRY, 130), rate)
     assert "slots worth having: 24, limited by throughput" in text

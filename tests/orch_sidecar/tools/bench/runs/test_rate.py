@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.runs.series import RULES, RateSearch, SearchRules
+from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.sizing.tune import RATES
 from tests.orch_sidecar.tools.bench.sample_results import (
     ONLINE,
@@ -27,12 +29,12 @@ NOTHING = result([refused(0.0)], SLO)
 
 def kept(found: Result) -> bool:
     """Whether a trial with this result meets the SLO."""
-    return RateSearch(1.0, RULES).record(found).kept
+    return RateSearch(1.0, inf).record(found).kept
 
 
-def search(first_per_s: float, most_per_s: float, rules: SearchRules = RULES) -> RateSearch:
+def search(first_per_s: float, most_per_s: float, **rules: Any) -> RateSearch:
     """One that has ended, on an engine that can do so much."""
-    found = RateSearch(first_per_s, rules)
+    found = RateSearch(first_per_s, inf, **rules)
     while not found.done:
         found.record(KEPT if found.next_per_s <= most_per_s else NOTHING)
     return found
@@ -60,22 +62,22 @@ def test_it_comes_within_its_precision(first_per_s: float, most_per_s: float) ->
     found = search(first_per_s, most_per_s)
     assert found.best is not None
     best_per_s = found.best.rate_per_s
-    assert best_per_s <= most_per_s <= best_per_s * (1 + RULES.precision) * 1.0001
-    assert len(found.trials) <= RULES.most_trials
+    assert best_per_s <= most_per_s <= best_per_s * (1 + found.precision) * 1.0001
+    assert len(found.trials) <= found.most_trials
 
 
 @pytest.mark.parametrize("first_per_s", [2.0, 4.0, 6.0])
 def test_few_trials_are_enough_for_a_rate_and_one_above_it(first_per_s: float) -> None:
-    found = search(first_per_s, 4.2, RATES)
+    found = search(first_per_s, 4.2, **RATES)
     assert found.best is not None
     assert found.missed is not None
     assert found.best.rate_per_s <= 4.2 < found.missed.rate_per_s
     assert found.missed.rate_per_s == pytest.approx(1.25 * found.best.rate_per_s)
-    assert len(found.trials) <= RATES.most_trials
+    assert len(found.trials) <= RATES["most_trials"]
 
 
 def test_search_from_a_rate_far_off_gives_up_after_its_trials() -> None:
-    low, high = search(100.0, 1.0, RATES), search(1.0, 100.0, RATES)
+    low, high = search(100.0, 1.0, **RATES), search(1.0, 100.0, **RATES)
     assert (low.best, len(low.trials)) == (None, 5)
     assert high.missed is None
     assert high.best is not None
@@ -83,7 +85,7 @@ def test_search_from_a_rate_far_off_gives_up_after_its_trials() -> None:
 
 
 def test_rates_that_would_take_too_long_to_try_are_not_halved_to() -> None:
-    found = RateSearch(8.0, RULES, 100 / 7.5)
+    found = RateSearch(8.0, 100 / 7.5)
     while not found.done:
         found.record(MISSED)
     assert [trial.rate_per_s for trial in found.trials] == [8.0, 4.0, 2.0]
@@ -91,7 +93,7 @@ def test_rates_that_would_take_too_long_to_try_are_not_halved_to() -> None:
 
 
 def test_first_rate_is_tried_however_long_it_takes_and_higher_ones_are_looked_for() -> None:
-    found = RateSearch(1.0, RULES, 100 / 7.5)
+    found = RateSearch(1.0, 100 / 7.5)
     assert not found.done
     while not found.done:
         found.record(KEPT if found.next_per_s <= 1.2 else MISSED)
@@ -101,7 +103,7 @@ def test_first_rate_is_tried_however_long_it_takes_and_higher_ones_are_looked_fo
 
 
 def test_trials_are_recorded() -> None:
-    found = RateSearch(4.0, RULES)
+    found = RateSearch(4.0, inf)
     trial = found.record(MISSED)
     assert found.trials == [trial]
     assert (trial.rate_per_s, trial.requests, trial.share, trial.kept) == (4.0, 100, 0.98, False)
