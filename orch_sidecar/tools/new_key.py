@@ -11,7 +11,7 @@ from typing import Final
 
 from orch_sidecar.auth.keys import RANDOM_BYTES, InvalidKeyFile, entry_of, new_key
 from orch_sidecar.tools.arguments import TextParser, count
-from orch_sidecar.tools.facts.signing import trusted
+from orch_sidecar.tools.facts.signing import files
 
 _DESCRIPTION: Final = """Generates an API key for a client of a sidecar.
 
@@ -119,4 +119,4 @@ def _operator_key(usage: argparse.ArgumentParser, name: str, path: Path, days: i
     with os.fdopen(file, "wb") as opened:
         opened.write(content)
     public = private.public_key().public_bytes_raw()
-    sys.stdout.write(trusted.entry_of(name, public, now, end))
+    sys.stdout.write(files.entry_of(name, public, now, end))

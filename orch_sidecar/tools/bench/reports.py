@@ -26,7 +26,7 @@ from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
-from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
+from orch_sidecar.tools.facts.signing.files import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import print_error
 

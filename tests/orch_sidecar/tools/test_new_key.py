@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from orch_sidecar import cli
 from orch_sidecar.auth.keys import parse
-from orch_sidecar.tools.facts.signing.trusted import parse_trusted
+from orch_sidecar.tools.facts.signing.files import parse_trusted
 from vllm_plugin.evidence.epoch_key import KEY_VARIABLE, operator_key_file
 
 

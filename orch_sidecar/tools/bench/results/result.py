@@ -27,7 +27,7 @@ from orch_sidecar.tools.facts.labels.measured import (
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import Call, Calls, RecordedRun
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.signing.evidence_file import Signed
+from orch_sidecar.tools.facts.signing.files import Signed
 from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, is_path, last_part
 

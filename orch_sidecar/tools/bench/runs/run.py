@@ -35,7 +35,7 @@ from orch_sidecar.tools.bench.results.result import (
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.bench.runs.loadgen import Loadgen
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
-from orch_sidecar.tools.facts.signing.evidence_file import Signed
+from orch_sidecar.tools.facts.signing.files import Signed
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.traffic import WARMUP

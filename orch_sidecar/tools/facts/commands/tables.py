@@ -20,9 +20,8 @@ from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.comparison import compare, cost
 from orch_sidecar.tools.facts.labels.documents import named
-from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
+from orch_sidecar.tools.facts.signing.files import SUFFIX, TrustedKeys, digest, parse_trusted
 from orch_sidecar.tools.facts.signing.recompute import client_measured
-from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verified, Verifier
 from orch_sidecar.tools.facts.tables.check import (
     LocatedRow,

@@ -18,8 +18,7 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.labels.thresholds import CLOCKS_AGREE_S, LAST_STEP_TOKENS
-from orch_sidecar.tools.facts.signing.evidence_file import Hash, Signed
-from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
+from orch_sidecar.tools.facts.signing.files import Hash, Signed, TrustedKeys
 from vllm_plugin.contracts.statement import (
     CERTIFICATE_TYPE,
     STATEMENT_TYPE,
@@ -98,7 +97,11 @@ class SignedRequest:
         """As a client can have seen it at the earliest, who need not see the last step."""
         arrived_s = self.in_flight.start
         read_s = [leaf.queued_s + leaf.prefill_s for leaf in self.leaves]
-        decoded_s = [leaf.decode_s * _seen_share(leaf.generated_tokens) for leaf in self.leaves]
+        # Tokens without text make no event: all may be seen before the last of them.
+        decoded_s = [
+            leaf.decode_s * max(0.0, 1 - LAST_STEP_TOKENS / max(1, leaf.generated_tokens - 1))
+            for leaf in self.leaves
+        ]
         return CompletedRequest(
             arrived_s=arrived_s,
             first_token_s=arrived_s + min(read_s),
@@ -106,12 +109,6 @@ class SignedRequest:
             input_tokens=self.leaves[-1].prompt_tokens,
             output_tokens=sum(leaf.generated_tokens for leaf in self.leaves),
         )
-
-
-def _seen_share(tokens: int) -> float:
-    """Returns the share of the decoding of so many tokens after which a client may have seen all:
-    tokens without text make no event."""
-    return max(0.0, 1 - LAST_STEP_TOKENS / (tokens - 1)) if tokens > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -155,19 +152,22 @@ class Proof:
 def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
     """Returns what the engine stated. Raises ValueError where that does not hold."""
     public = from_base64("public_key", signed.public_key)
-    kind = STATEMENT_TYPE
-    before = _verified("the statement before", signed.before, kind, public, Statement)
-    after = _verified("the statement after", signed.after, kind, public, Statement)
+    before, after = (
+        _verified(f"the statement {when}", envelope, STATEMENT_TYPE, public, Statement)
+        for when, envelope in (("before", signed.before), ("after", signed.after))
+    )
     signer = _signer(signed, public, (before, after), trusted)
-    for which, each in (("before", before), ("after", after)):
-        if each.key_id != key_id(public) or each.snapshot.epoch != each.epoch:
-            raise ValueError(f"the statement {which} names another key or epoch than its own")
+    for when, each in (("before", before), ("after", after)):
+        if (each.key_id, each.snapshot.epoch) != (key_id(public), each.epoch):
+            raise ValueError(f"the statement {when} names another key or epoch than its own")
         if (each.run, each.nonce) != (signed.run, signed.nonce):
-            raise ValueError(f"the statement {which} is of another run, or has another nonce")
-    _check_chain(before, after, signed.between)
-    proof = Proof(before, after, _leaves(before, after, signed.leaves), signer)
+            raise ValueError(f"the statement {when} is of another run, or has another nonce")
+    _check_chains(before, after, signed)
+    for name, digest in after.digests.items():
+        if before.digests.get(name, {}).get("sha256") not in (None, digest.get("sha256")):
+            raise ValueError(f"the digest of the {name} changed between the statements")
+    proof = Proof(before, after, tuple(map(parse_leaf, signed.leaves)), signer)
     _check_clocks(proof)
-    _check_digests(before, after)
     return proof
 
 
@@ -178,9 +178,9 @@ def _verified(
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    parsed = parse_envelope(envelope, kind)
-    if parsed.key_id != key_id(public):
-        raise ValueError(f"{what} is signed by the key {parsed.key_id}, not by {key_id(public)}")
+    parsed, own = parse_envelope(envelope, kind), key_id(public)
+    if parsed.key_id != own:
+        raise ValueError(f"{what} is signed by the key {parsed.key_id}, not by {own}")
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(parsed.signature, parsed.pae)
     except InvalidSignature:
@@ -201,52 +201,40 @@ def _signer(
     issuer = trusted.get(parse_envelope(signed.certificate, CERTIFICATE_TYPE).key_id)
     if issuer is None:
         return None
-    found = _verified(
-        "the certificate", signed.certificate, CERTIFICATE_TYPE, issuer.public, Certificate
-    )
+    what = "the certificate"
+    found = _verified(what, signed.certificate, CERTIFICATE_TYPE, issuer.public, Certificate)
     if found.public_key != to_base64(public):
-        raise ValueError("the certificate is of another key than that of the statements")
+        raise ValueError(f"{what} is of another key than that of the statements")
     if not issuer.is_valid_at(found.not_before_s):
-        raise ValueError(f"the certificate was issued when the key {issuer.name} was not valid")
+        raise ValueError(f"{what} was issued when the key {issuer.name} was not valid")
     for each in statements:
         if found.epoch != each.epoch:
-            raise ValueError("the certificate is of another epoch than the statements")
+            raise ValueError(f"{what} is of another epoch than the statements")
         if not found.not_before_s <= each.wall_s <= found.not_after_s:
-            raise ValueError("the certificate was not valid at the time of the statements")
+            raise ValueError(f"{what} was not valid at the time of the statements")
         if not issuer.is_valid_at(each.wall_s):
             raise ValueError(f"the key {issuer.name} was not valid at the time of the statements")
     return issuer.name
 
 
-def _check_chain(before: Statement, after: Statement, between: Sequence[str]) -> None:
+def _check_chains(before: Statement, after: Statement, signed: Signed) -> None:
     if before.epoch != after.epoch:
         raise ValueError("the statements are of two epochs: the engine was restarted")
-    if after.sequence != before.sequence + len(between) + 1:
+    if after.sequence != before.sequence + len(signed.between) + 1:
         raise ValueError(
             f"statement {after.sequence} does not follow statement {before.sequence} with "
-            f"{len(between)} between them"
+            f"{len(signed.between)} between them"
         )
     own = next_head(bytes.fromhex(before.previous), before.digest)
-    if reduce(next_head, map(bytes.fromhex, between), own).hex() != after.previous:
+    if reduce(next_head, map(bytes.fromhex, signed.between), own).hex() != after.previous:
         raise ValueError("the chain of statements is broken: the second does not follow the first")
-
-
-def _leaves(before: Statement, after: Statement, lines: Sequence[str]) -> tuple[Leaf, ...]:
-    if before.finished + len(lines) != after.finished:
+    if len(signed.leaves) != (count := after.finished - before.finished) or not count:
         raise ValueError(
-            f"{len(lines)} finished sequences are listed, the statements count "
-            f"{after.finished - before.finished}"
+            f"{len(signed.leaves)} finished sequences are listed, the statements count {count}"
         )
-    if not lines:
-        raise ValueError("no sequence finished between the statements")
-    found = tuple(map(parse_leaf, lines))
-    for number, leaf in enumerate(found, before.finished + 1):
-        if leaf.number != number:
-            raise ValueError(f"the finished sequence {leaf.number} must be number {number}")
-    head = reduce(next_head, map(str.encode, lines), bytes.fromhex(before.finished_head))
+    head = reduce(next_head, map(str.encode, signed.leaves), bytes.fromhex(before.finished_head))
     if head.hex() != after.finished_head:
         raise ValueError("the chain of finished sequences is broken: one was changed or left out")
-    return found
 
 
 def _check_clocks(proof: Proof) -> None:
@@ -260,10 +248,3 @@ def _check_clocks(proof: Proof) -> None:
     for leaf in proof.leaves:
         if not first_s <= leaf.arrived_s <= leaf.ended_s <= last_s:
             raise ValueError(f"the finished sequence {leaf.number} lies outside of the statements")
-
-
-def _check_digests(before: Statement, after: Statement) -> None:
-    for name, digest in after.digests.items():
-        earlier = before.digests.get(name, {}).get("sha256")
-        if earlier is not None and earlier != digest.get("sha256"):
-            raise ValueError(f"the digest of the {name} changed between the statements")

@@ -15,10 +15,9 @@ from enum import StrEnum
 from orch_sidecar.tools.facts.labels.documents import parsed_as
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
-from orch_sidecar.tools.facts.signing.evidence_file import digest, named_by, parse_evidence
+from orch_sidecar.tools.facts.signing.files import TrustedKeys, digest, named_by, parse_evidence
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions, differences
-from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row
 from orch_sidecar.tools.facts.tables.notes import LOADED
 from orch_sidecar.tools.facts.tables.row import TRACES, Row

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from orch_sidecar.tools.facts.labels.measured import Model, engine_between
 from orch_sidecar.tools.facts.labels.measured import row_of as measured_row
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
-from orch_sidecar.tools.facts.signing.evidence_file import evidence_of
+from orch_sidecar.tools.facts.signing.files import evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions
 from orch_sidecar.tools.facts.signing.verdict import Verdict

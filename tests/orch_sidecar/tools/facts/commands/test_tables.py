@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of, parse_evidence
-from orch_sidecar.tools.facts.signing.trusted import entry_of
+from orch_sidecar.tools.facts.signing.files import digest, entry_of, evidence_of, parse_evidence
 from orch_sidecar.tools.facts.tables import files
 from tests.orch_sidecar.tools.facts.signing.signed import (
     BEGIN_S,

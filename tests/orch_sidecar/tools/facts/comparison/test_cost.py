@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.comparison.cost import Cost, Prices, priced
-from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of, named_by
+from orch_sidecar.tools.facts.signing.files import digest, evidence_of, named_by
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.facts.comparison import located

@@ -22,8 +22,14 @@ from orch_sidecar.tools.facts.labels.measured import (
 from orch_sidecar.tools.facts.labels.measured import row_of as measured_row
 from orch_sidecar.tools.facts.labels.observation import Batches, States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
-from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of
-from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, parse_trusted
+from orch_sidecar.tools.facts.signing.files import (
+    Signed,
+    TrustedKeys,
+    digest,
+    entry_of,
+    evidence_of,
+    parse_trusted,
+)
 from orch_sidecar.tools.facts.signing.verdict import Verified, Verifier
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes, parse_notes

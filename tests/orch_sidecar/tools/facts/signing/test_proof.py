@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from orch_sidecar.tools.facts.signing.evidence_file import Signed
+from orch_sidecar.tools.facts.signing.files import Signed
 from orch_sidecar.tools.facts.signing.proof import prove
 from tests.orch_sidecar.tools.facts.signing.signed import (
     BEGIN_S,
@@ -74,7 +74,10 @@ CHANGES: dict[str, tuple[Callable[[Signed], dict[str, Any]], str]] = {
         lambda s: {"leaves": longer(s.leaves)},
         "chain of finished sequences is broken",
     ),
-    "another order": (lambda s: {"leaves": s.leaves[::-1]}, "sequence 3 must be number 1"),
+    "another order": (
+        lambda s: {"leaves": s.leaves[::-1]},
+        "chain of finished sequences is broken",
+    ),
     "statements swapped": (
         lambda s: {"before": s.after, "after": s.before},
         "statement 1 does not follow statement 2",

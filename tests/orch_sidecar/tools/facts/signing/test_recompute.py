@@ -9,7 +9,7 @@ import pytest
 
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
-from orch_sidecar.tools.facts.signing.evidence_file import evidence_of
+from orch_sidecar.tools.facts.signing.files import evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions, observation_of
 from orch_sidecar.tools.facts.signing.verdict import Verdict

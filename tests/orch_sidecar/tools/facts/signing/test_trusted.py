@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 
-from orch_sidecar.tools.facts.signing.trusted import entry_of, parse_trusted
+from orch_sidecar.tools.facts.signing.files import entry_of, parse_trusted
 from tests.orch_sidecar.tools.facts.signing.signed import Operator
 from vllm_plugin.contracts.statement import key_id
 

@@ -12,9 +12,15 @@ import pytest
 from orch_sidecar.tools.facts.commands.tables import beside
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.thresholds import SHARED_STEPS
-from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of, named_by
+from orch_sidecar.tools.facts.signing.files import (
+    Signed,
+    TrustedKeys,
+    digest,
+    evidence_of,
+    named_by,
+    parse_trusted,
+)
 from orch_sidecar.tools.facts.signing.recompute import client_measured
-from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
