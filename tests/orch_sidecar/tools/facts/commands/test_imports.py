@@ -25,9 +25,8 @@ def ends(name: str) -> tuple[str, ...]:
     ("command", "name", "label"),
     [
         ("from-vllm-bench", "vllm_bench_home", Label.SINGLE_STREAM),
-        ("from-vllm-bench", "vllm_bench_cloud", Label.BATCHED_ONLINE),
-        ("from-guidellm", "guidellm_home", Label.SINGLE_STREAM),
         ("from-guidellm", "guidellm_cloud", Label.BATCHED_ONLINE),
+        ("from-aiperf", "aiperf_cloud", Label.BATCHED_ONLINE),
     ],
 )
 def test_appends_a_valid_row_once(

@@ -10,7 +10,9 @@ listens (`vllm_bench_all_failed`), Poisson arrivals of GuideLLM that came too ea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +42,18 @@ def run_in(name: str, file: Any) -> Run | str:
     return read_run(name, lambda: run(file))
 
 
-def changed(name: str, change: Callable[[Any], object] = bool, **fields: Any) -> Any:
-    """Returns a recorded file with a change of it, and other fields. `LEFT_OUT`: without it."""
+def changed(name: str, values: Mapping[str, Any]) -> Any:
+    """Returns a recorded file with other values at some places, such as `input_lens.0`. `LEFT_OUT`:
+    without it."""
     file = document(name)
-    change(file)
-    return {key: value for key, value in {**file, **fields}.items() if value is not LEFT_OUT}
+    for path, value in values.items():
+        *above, last = (int(step) if step.isdigit() else step for step in path.split("."))
+        place = reduce(getitem, above, file)
+        if value is LEFT_OUT:
+            del place[last]
+        else:
+            place[last] = value
+    return file
 
 
 def measured(name: str, file: Any = None) -> Run:
