@@ -6,7 +6,7 @@ invalid, and the reasons are given. `thresholds` has every number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -59,9 +59,8 @@ class Objection(NamedTuple):
 
 # To which a file's date is rounded.
 _DATE_S: Final = 1.0
-# Offsets of time zones from UTC are multiples of a quarter of an hour, up to 14 hours.
-_ZONE_S: Final = 900.0
-_MOST_ZONES: Final = 56
+# The offsets of time zones from UTC are multiples of a quarter of an hour, up to 14 hours.
+_ZONES_S: Final = range(-14 * 3600, 14 * 3600 + 1, 900)
 
 # A sweep ignores this reason at one client, where it is expected.
 NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
@@ -70,38 +69,38 @@ NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batc
 Rule = tuple[Reason, object, str]
 
 
-def objections_of(*rules: Rule) -> Iterator[Objection]:
-    """Yields those that apply."""
-    return (Objection(reason, detail) for reason, applies, detail in rules if applies)
+def objections_of(*rules: Rule) -> list[Objection]:
+    """Returns those that apply."""
+    return [Objection(reason, detail) for reason, applies, detail in rules if applies]
 
 
 def judge(seen: Observation) -> list[Objection]:
     """Returns the reasons why the label was not earned, empty if it was."""
-    stale = objections_of(*_stale(seen))
-    if seen.states is not None and (changed := [*objections_of(*_changes(seen.states))]):
-        return [*changed, *stale]  # the counts of the two states cannot be compared
-    engine = None if seen.states is None else seen.states.before
-    slots = objections_of(_slots(seen.label, seen.slots))
-    unable = slots if engine is None else cannot_earn(seen.label, engine)
+    stale, engine = objections_of(*_stale(seen)), None
+    if seen.states is not None:
+        engine = seen.states.before
+        if changed := objections_of(*_changes(seen.states)):
+            return [*changed, *stale]  # the counts of the two states cannot be compared
     rules = (*_others(seen), *_steps(seen), *_arrivals(seen), *_tokens(seen), *_beside(seen))
-    return [*unable, *objections_of(*rules), *stale]
+    return [*objections_of(*_unable(seen.label, seen.slots, engine), *rules), *stale]
 
 
 def cannot_earn(label: Label, engine: Snapshot) -> list[Objection]:
     """Returns the reasons why this engine cannot earn that label, empty if it can."""
-    detail = f"the pool {engine.pool!r} (profile {engine.profile}) is {engine.measurement_type}"
-    wrong = engine.measurement_type != label
-    return [*objections_of(
-        (Reason.WRONG_LABEL, wrong, f"{detail}: a measurement of it cannot be {label}"),
-        _slots(label, frozenset({engine.slots_total})),
-    )]  # fmt: skip
+    return objections_of(*_unable(label, frozenset({engine.slots_total}), engine))
 
 
-def _slots(label: Label, slots: frozenset[int]) -> Rule:
-    single = label is Label.SINGLE_STREAM
-    wrong = slots != {1} if single else min(slots) < 2
-    detail = f"{label} needs an engine with {'one slot' if single else 'more than one slot'}"
-    return Reason.WRONG_SLOTS, wrong, f"{detail}, this one has {', '.join(map(str, slots))}"
+def _unable(label: Label, slots: frozenset[int], engine: Snapshot | None) -> tuple[Rule, ...]:
+    single, has, pool = label is Label.SINGLE_STREAM, ", ".join(map(str, slots)), ""
+    if engine is not None and engine.measurement_type != label:
+        pool = f"{engine.pool!r} (profile {engine.profile}) is {engine.measurement_type}"
+    return (
+        (Reason.WRONG_LABEL, pool,
+         f"the pool {pool}: a measurement of it cannot be {label}"),
+        (Reason.WRONG_SLOTS, slots != {1} if single else min(slots) < 2,
+         f"{label} needs an engine with {'one slot' if single else 'more than one slot'}, this one "
+         f"has {has}"),
+    )  # fmt: skip
 
 
 def _steps(seen: Observation) -> tuple[Rule, ...]:
@@ -156,17 +155,11 @@ def _arrivals(seen: Observation) -> tuple[Rule, ...]:
 
 def _others(seen: Observation) -> tuple[Rule, ...]:
     """Compares the requests that the engine accepted with those that were sent."""
-    accepted = seen.accepted
-    present = (
-        (f"{what} in the engine {when} the measurement", count)
-        for when, state in (() if seen.states is None else seen.states.ends)
-        for what, count in (
-            ("foreign sequences", state.foreign),
-            ("sequences still", state.leased),
-        )
-    )
+    accepted, ends = seen.accepted, () if seen.states is None else seen.states.ends
     return (
-        *((Reason.OTHER_TRAFFIC, count, f"{what}: {count}") for what, count in present),
+        *((Reason.OTHER_TRAFFIC, state.in_engine,
+           f"foreign sequences in the engine {when} the measurement: {state.foreign}, of its own "
+           f"sidecar: {state.leased}") for when, state in ends),
         (Reason.UNTRACED_REQUESTS, accepted is not None and accepted > seen.sent,
          f"the engine accepted {accepted} requests in the window, but this measurement sent "
          f"{seen.sent}: the engine served other clients, too"),
@@ -226,14 +219,14 @@ def _tokens(seen: Observation) -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-def _stale(seen: Observation) -> list[Rule]:
+def _stale(seen: Observation) -> Iterator[Rule]:
     """Objects to saved states that are not those from before and after the run, by every clock.
 
     States and run come from different files, which somebody put together. The engine counts its
     own busy seconds: a run cannot be shorter than the work that the engine did in it.
     """
     if (run := seen.times) is None or (states := seen.states) is None:
-        return []
+        return
     saved_s, again_s = states.before.observed_at_s, states.after.observed_at_s
     window_s, busy_s, apart_s = run.window_s, states.grew("busy_s"), again_s - saved_s
     began_s, ended_s, end_s = run.began_at_s, run.ended_at_s, run.local_end_s
@@ -243,6 +236,7 @@ def _stale(seen: Observation) -> list[Rule]:
     saved, again, began, ended, local = (
         timestamp(at_s or 0.0) for at_s in (saved_s, again_s, began_s, ended_s, end_s)
     )
+    slack_s = thresholds.CLOCKS_AGREE_S + _DATE_S
     rules = (
         *((state.state != "ready", f"the engine was {state.state} {when} the run: it must be ready")
           for when, state in states.ends),
@@ -262,40 +256,32 @@ def _stale(seen: Observation) -> list[Rule]:
          f"the state before the run is from {saved}, the run began at {began}"),
         (ended_s is not None and again_s < ended_s - thresholds.CLOCKS_AGREE_S,
          f"the state after the run is from {again}, the run ended at {ended}"),
-        (end_s is not None and not _in_a_zone(end_s, saved_s + window_s, again_s),
+        (end_s is not None and not any(
+            saved_s + window_s - slack_s <= end_s - zone_s <= again_s + slack_s
+            for zone_s in _ZONES_S),
          f"the run ended at {local[:-1]} in some time zone, which in none is between the states, "
          f"from {saved} and {again}"),
     )  # fmt: skip
-    return [(Reason.OTHER_TIME, applies, detail) for applies, detail in rules]
+    yield from ((Reason.OTHER_TIME, applies, detail) for applies, detail in rules)
 
 
-def _in_a_zone(local_s: float, first_s: float, last_s: float) -> bool:
-    """Returns whether a local time lies between two others in any time zone."""
-    slack_s = thresholds.CLOCKS_AGREE_S + _DATE_S
-    zones = (local_s - _ZONE_S * zone for zone in range(-_MOST_ZONES, _MOST_ZONES + 1))
-    return any(first_s - slack_s <= at_s <= last_s + slack_s for at_s in zones)
-
-
-def _changes(states: States) -> list[Rule]:
+def _changes(states: States) -> Iterator[Rule]:
     before, after = states.before, states.after
-    changed = (detail for name, detail in _FIXED.items()
-               if getattr(before, name) != getattr(after, name))  # fmt: skip
+    for detail, names in _FIXED.items():
+        changed = any(getattr(before, name) != getattr(after, name) for name in names)
+        yield Reason.ENGINE_CHANGED, changed, detail
     older = after.requests_total < before.requests_total
-    return [
-        *((Reason.ENGINE_CHANGED, True, detail) for detail in dict.fromkeys(changed)),
-        (Reason.ENGINE_CHANGED, older, "the second state is older than the first"),
-    ]
+    yield Reason.ENGINE_CHANGED, older, "the second state is older than the first"
 
 
-# What two states of one engine have in common.
-_FIXED: Final[Mapping[str, str]] = {
-    "epoch": "the engine was restarted",
-    **dict.fromkeys(("profile", "measurement_type"), "the profile changed"),
-    **dict.fromkeys(("conditions", "weights"), "the engine's model or its configuration changed"),
-    "slots_total": "the number of slots changed",
-    "generation": "the sidecar's configuration was reloaded",
-    **dict.fromkeys(
-        ("engine", "engine_version", "pool", "gpu", "gpu_count", "precision"),
-        "what the engine says about itself changed",
+# What two states of one engine have in common, by what is said where they have not.
+_FIXED: Final[Mapping[str, Sequence[str]]] = {
+    "the engine was restarted": ("epoch",),
+    "the profile changed": ("profile", "measurement_type"),
+    "the engine's model or its configuration changed": ("conditions", "weights"),
+    "the number of slots changed": ("slots_total",),
+    "the sidecar's configuration was reloaded": ("generation",),
+    "what the engine says about itself changed": (
+        *("engine", "engine_version", "pool", "gpu", "gpu_count", "precision"),
     ),
 }

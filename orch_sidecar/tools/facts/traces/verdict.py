@@ -96,7 +96,7 @@ def objections(scenario: Scenario) -> list[Objection]:
     return [*found, *judge(seen)]
 
 
-def _incomplete(scenario: Scenario) -> Iterator[Objection]:
+def _incomplete(scenario: Scenario) -> list[Objection]:
     """Finds requests and sequences whose spans are missing, or lack what is needed."""
     served, found = scenario.served, scenario.sequences
     # A coalesced request has no sequence of its own.

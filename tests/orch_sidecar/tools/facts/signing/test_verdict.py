@@ -239,7 +239,7 @@ def test_engine_that_was_not_idle_at_the_end_fails(operator: Operator) -> None:
     engine.decode(3, 6)
     engine.engine_state.enter(None)
     found = verdict_of(engine.signed(before, engine.ask(since=1)), row_of(), operator.trusted())
-    assert "foreign sequences in the engine after the measurement: 1" in found.reasons
+    assert "foreign sequences in the engine after the measurement: 1, of" in found.reasons[0]
 
 
 def test_evidence_of_one_run_makes_one_row(operator: Operator) -> None:
