@@ -13,16 +13,15 @@ from pathlib import Path
 
 
 def host(root: Path = Path("/")) -> dict[str, str | int | None]:
-    """Returns this machine's description; None where unknown. The host name is left out on purpose.
+    """Returns this machine's description; None where unknown. Its name is left out on purpose.
 
-    `cpus`: the CPUs that this process may use. `memory_bytes`: of the machine. `python`, `orch`,
-    `uvloop`: versions. `root`: the folder with /proc.
+    `cpus`: those that this process may use. `python`, `orch`, `uvloop`: versions.
     """
     return {
         "system": platform.system(),
         "kernel": platform.release(),
         "machine": platform.machine(),
-        "cpu_model": cpu_model(root),
+        "cpu_model": cpu("model name", root),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": memory_bytes("MemTotal", root),
         "python": platform.python_version(),
@@ -31,15 +30,9 @@ def host(root: Path = Path("/")) -> dict[str, str | int | None]:
     }
 
 
-def cpu_model(root: Path = Path("/")) -> str | None:
-    """Returns the name of the first processor; None on Arm, which has none."""
-    return _found(r"^model name[ \t]*:[ \t]*(\S.*?)[ \t]*$", root / "proc/cpuinfo")
-
-
-def cpu_flags(root: Path = Path("/")) -> set[str]:
-    """Returns the features of the first processor."""
-    flags = _found(r"^(?:flags|Features)[ \t]*:(.*)$", root / "proc/cpuinfo")
-    return set((flags or "").split())
+def cpu(field: str, root: Path = Path("/")) -> str | None:
+    """Returns a field of the first processor; None without it, as of the model's name on Arm."""
+    return _found(rf"^{field}[ \t]*:[ \t]*(\S.*?)[ \t]*$", root / "proc/cpuinfo")
 
 
 def memory_bytes(name: str, root: Path = Path("/")) -> int | None:

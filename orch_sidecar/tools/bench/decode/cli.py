@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, repeat
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -18,12 +17,7 @@ from typing import Final
 from orch_sidecar.tools.arguments import add_seed, count, counts, non_negative, positive
 from orch_sidecar.tools.bench.decode.device import FMA_PER_ITERATION, open_device
 from orch_sidecar.tools.bench.decode.measure import Kernel
-from orch_sidecar.tools.bench.decode.result import (
-    Config,
-    DecodeResult,
-    points_of,
-    run_figures,
-)
+from orch_sidecar.tools.bench.decode.result import Config, DecodeResult, points_of, run_figures
 from orch_sidecar.tools.bench.decode.schedule import RunStep, run_schedule
 from orch_sidecar.tools.bench.load.driver import without_collection
 from orch_sidecar.tools.bench.report.decode import decode_report
@@ -46,7 +40,6 @@ examples:
   orch bench decode                               the defaults: less than five seconds
   orch bench decode --sweep                       tokens/s by batch, and the curve t0 + c b^alpha
   orch bench decode --window-ms 6,2               TTFT with two admission windows
-  orch bench decode --rate 120 --tokens 512 --bmax 64 --window-ms 20
   orch bench decode --lambda=60 --tokens=32 --bmax=8 --window_ms=3 --work=16384
                                                   as the paper's program is called
   orch bench decode --reference                   the loop of that program"""
@@ -58,12 +51,6 @@ examples:
 NREQ: Final = 160
 BUDGET_S: Final = 1.0
 
-# The batches of `--sweep` without a value.
-_BATCHES: Final = (1, 2, 4, 8, 16)
-# A sweep cycles through its batches, with this many steps of each at a time, so that a temporary
-# slowdown of the machine affects all of them.
-_STEPS_IN_A_ROW: Final = 5
-
 
 def add_commands(commands: Commands) -> None:
     """Adds `decode`. Defaults are those of "Throughput, Latency & Batching Policy"."""
@@ -73,22 +60,18 @@ def add_commands(commands: Commands) -> None:
     add("--rate", "--lambda", type=positive, default=80.0, help="mean arrivals per second (80)")
     add("--tokens", type=count, default=32, help="tokens per request (32)")
     add("--bmax", type=count, default=16, help="maximum sequences per step (16)")
-    add(
-        "--window-ms", "--window_ms", type=_windows, default=(6.0,), metavar="MS[,MS]",
-        help="admission window; with several, the same arrivals run with each (6)",
-    )  # fmt: skip
+    text = "admission window; with several, the same arrivals run with each (6)"
+    add("--window-ms", "--window_ms", type=_windows, default=(6.0,), metavar="MS[,MS]", help=text)
     add_seed(parser, 123, "arrivals, weights and caches")
-    reference_help = "the loop of the paper's own program, which idles before each step"
-    add("--reference", action="store_true", help=reference_help)
-    work_help = f"iterations of the paper's kernel, {FMA_PER_ITERATION} multiply-adds each: a toy "
-    work_help += "model of that size, whose weights stay in the cache"
-    add("--work", type=count, metavar="ITERATIONS", help=work_help)
+    text = "the loop of the paper's own program, which idles before each step"
+    add("--reference", action="store_true", help=text)
+    text = f"iterations of the paper's kernel, {FMA_PER_ITERATION} multiply-adds each: a toy model "
+    text += "of that size, whose weights stay in the cache"
+    add("--work", type=count, metavar="ITERATIONS", help=text)
     group = parser.add_argument_group("mode and output")
-    group.add_argument(
-        "--sweep", type=counts, nargs="?", const=_BATCHES, metavar="B,B",
-        help="measure steps of these batches, without a schedule (1,2,4,8,16)",
-    )  # fmt: skip
     add = group.add_argument
+    text = "measure steps of these batches, without a schedule (1,2,4,8,16)"
+    add("--sweep", type=counts, nargs="?", const=(1, 2, 4, 8, 16), metavar="B,B", help=text)
     add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
     add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
     add_report(group, "write a page with pictures (orch-bench-decode.html)")
@@ -122,8 +105,12 @@ def _measured(options: argparse.Namespace) -> DecodeResult:
     kernel = Kernel(device, max(options.sweep or (config.bmax,)), config.seed)
     if options.sweep is not None:
         with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
-            run_step = kernel.warmed_up(options.sweep)
-            steps = [run_step(batch) for batch in _turns(options.sweep, options.steps)]
+            run_step, steps = kernel.warmed_up(options.sweep), []
+            # In turns, so that a slowdown of the machine affects all batches; of a few steps each,
+            # as a step that follows one of its size is faster.
+            for done in range(0, options.steps, 5):
+                for batch in options.sweep:
+                    steps += [run_step(batch) for _ in range(done, min(done + 5, options.steps))]
         points = points_of(steps)
         curve = fit([(point.batch, point.step_ms.p50) for point in points])
         return DecodeResult(config=config, device=device, points=points, fit=curve)
@@ -142,13 +129,6 @@ def _measured(options: argparse.Namespace) -> DecodeResult:
             outcome = run_schedule(*schedule, run_step, reference=config.reference)
             runs.append(run_figures(window_ms, outcome))
     return DecodeResult(config=config, device=device, runs=tuple(runs))
-
-
-def _turns(batches: Sequence[int], steps: int) -> Iterator[int]:
-    """Yields the batches of a sweep in turns, each for so many steps in all."""
-    for done in range(0, steps, _STEPS_IN_A_ROW):
-        for batch in batches:
-            yield from repeat(batch, min(_STEPS_IN_A_ROW, steps - done))
 
 
 def _requests_within(seconds: float, run_step: RunStep, config: Config) -> int:

@@ -13,20 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.machine import cpu_flags, cpu_model, last_level_cache
+from orch_sidecar.tools.bench.machine import cpu, last_level_cache
 
 # The multiply-adds of an iteration of the kernel in "Throughput, Latency & Batching Policy".
 FMA_PER_ITERATION: Final = 8
-
-# CPU features that multiply bfloat16. Without them it is emulated, and float32 is faster.
-_BF16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
-
-# Iterations for which torch's threads (libgomp's, on Linux) spin before they sleep. By default
-# they spin for milliseconds, some thirty times a step: on shared cores a spinning thread keeps
-# the one it waits for from running, and steps take ten times as long. With this value steps on
-# idle cores are as fast. Read when torch is imported.
-_SPINNING: Final = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
-_SPIN_COUNT: Final = "10000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +122,13 @@ def open_device(work: int | None = None) -> Device:
         known = {"name": properties.name, "cache_bytes": properties.L2_cache_size or None}
     else:
         shape, kind = ON_CPU, "cpu"
-        dtype = torch.float32 if _BF16_FLAGS.isdisjoint(cpu_flags()) else torch.bfloat16
+        # Without such a feature bfloat16 is emulated, and float32 is faster.
+        features = {"avx512_bf16", "amx_bf16", "bf16"} & {
+            *(cpu("(?:flags|Features)") or "").split()
+        }
+        dtype = torch.bfloat16 if features else torch.float32
         known = {
-            "name": cpu_model() or platform.processor() or platform.machine(),
+            "name": cpu("model name") or platform.processor() or platform.machine(),
             "cache_bytes": last_level_cache(),
             "threads": torch.get_num_threads(),
             "cpus": os.cpu_count(),
@@ -153,10 +147,16 @@ def open_device(work: int | None = None) -> Device:
 
 
 def load_torch() -> Any:
-    """Returns the module torch. Raises Unavailable without it."""
-    default_spinning = not _SPINNING & os.environ.keys()
+    """Returns the module torch. Raises Unavailable without it.
+
+    Its threads (libgomp's, on Linux) spin before they sleep, by default for milliseconds, some
+    thirty times a step: on shared cores a spinning thread keeps the one it waits for from running,
+    and steps take ten times as long. With fewer iterations steps on idle cores are as fast. Read
+    when torch is imported.
+    """
+    default_spinning = os.environ.keys().isdisjoint({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
     if default_spinning:
-        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+        os.environ["GOMP_SPINCOUNT"] = "10000"
     try:
         return importlib.import_module("torch")
     except ModuleNotFoundError as error:

@@ -113,39 +113,30 @@ class Kernel:
         self.states = normal(bmax, shape.hidden)
 
     def step(self, batch: int) -> None:
-        """Launches one token for each of the first `batch` sequences, without waiting for it."""
-        functional, hidden = self._torch.nn.functional, (self._shape.hidden,)
-        with self._torch.inference_mode():
-            states = self.states[:batch]
-            for layer in self._layers:
-                attended = self._attend(layer, functional.rms_norm(states, hidden))
-                states = states + functional.linear(attended, layer.out)
-                both = functional.linear(functional.rms_norm(states, hidden), layer.gate_up)
-                gate, up = both.chunk(2, dim=-1)
-                states = states + functional.linear(functional.silu(gate) * up, layer.down)
-            self.states[:batch] = functional.rms_norm(states, hidden)
-        self._oldest = (self._oldest + 1) % self._shape.context
-
-    def _attend(self, layer: SimpleNamespace, states: Tensor) -> Tensor:
-        """Returns the attention of each sequence's newest token to its whole cache.
+        """Launches one token for each of the first `batch` sequences, without waiting for it.
 
         Query heads that share keys and values take the place of a prompt's tokens: as each sees
         every token there is no mask, and the cache is read once for the group.
         """
         shape, functional = self._shape, self._torch.nn.functional
-        batch = states.shape[0]
-        query, key, value = functional.linear(states, layer.qkv).split(
-            (shape.hidden, shape.kv_width, shape.kv_width), dim=-1
-        )
-        layer.kv[0, :batch, :, self._oldest] = key.view(batch, shape.kv_heads, shape.head)
-        layer.kv[1, :batch, :, self._oldest] = value.view(batch, shape.kv_heads, shape.head)
-        group = shape.heads // shape.kv_heads
-        attended = functional.scaled_dot_product_attention(
-            query.reshape(batch, shape.kv_heads, group, shape.head),
-            layer.kv[0, :batch],
-            layer.kv[1, :batch],
-        )
-        return attended.reshape(batch, shape.hidden)
+        hidden = (shape.hidden,)
+        with self._torch.inference_mode():
+            states = self.states[:batch]
+            for layer in self._layers:
+                mixed = functional.linear(functional.rms_norm(states, hidden), layer.qkv)
+                query, *newest = mixed.split((shape.hidden, shape.kv_width, shape.kv_width), dim=-1)
+                caches = layer.kv[0, :batch], layer.kv[1, :batch]
+                for cache, new in zip(caches, newest, strict=True):
+                    cache[:, :, self._oldest] = new.view(batch, shape.kv_heads, shape.head)
+                query = query.reshape(batch, shape.kv_heads, -1, shape.head)
+                attended = functional.scaled_dot_product_attention(query, *caches)
+                attended = attended.reshape(batch, shape.hidden)
+                states = states + functional.linear(attended, layer.out)
+                both = functional.linear(functional.rms_norm(states, hidden), layer.gate_up)
+                gate, up = both.chunk(2, dim=-1)
+                states = states + functional.linear(functional.silu(gate) * up, layer.down)
+            self.states[:batch] = functional.rms_norm(states, hidden)
+        self._oldest = (self._oldest + 1) % shape.context
 
     def warmed_up(self, batches: Sequence[int]) -> RunStep:
         """Runs some steps, and returns what runs more of them, with the gaps between them."""

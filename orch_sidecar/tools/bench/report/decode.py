@@ -24,8 +24,6 @@ _NO_LABEL: Final = (
     "These are decode steps of a device without an engine: they measure a kernel and no service, "
     "earn no measurement_type, and make no row of a table."
 )
-# Of the CPUs: what an idle machine's own services do not reach.
-_BUSY_SHARE: Final = 0.25
 _COLUMNS: Final[Columns] = (
     ("b", lambda point: str(point.batch)),
     ("steps", lambda point: str(point.steps)),
@@ -45,13 +43,11 @@ def decode_report(found: DecodeResult) -> Page:
     """Returns the page of a result."""
     page = Page(f"Decode steps on {found.device.name}")
     page.list([_NO_LABEL], "No measurement of a service", "warn")
-    for line in _device_lines(found.device):
-        page.text(line)
+    _say_device(page, found.device)
     work = found.config.work or found.device.shape.multiply_adds
     for run in found.runs:
         page.section(f"Admission window of {run.window_ms:g} ms")
-        for line in _run_lines(found.config, run, work):
-            page.text(line)
+        _say_run(page, found.config, run, work)
         page.charts(_charts(run.points))
     for later in found.runs[1:]:  # on the same arrivals
         windows = [found.runs[0], later]
@@ -74,44 +70,46 @@ def decode_report(found: DecodeResult) -> Page:
     return page
 
 
-def _device_lines(ran: Device) -> Iterator[str]:
+def _say_device(page: Page, ran: Device) -> None:
     shape, threads = ran.shape, f" threads={ran.threads}" if ran.threads is not None else ""
     cache = "unknown" if ran.cache_bytes is None else f"{ran.cache_bytes / 1e6:.1f} MB"
-    yield (
+    page.text(
         f"DEVICE {ran.kind} ({ran.name}) torch={ran.torch}{threads} dtype={ran.dtype} "
         f"layers={shape.layers} hidden={shape.hidden} heads={shape.heads}/{shape.kv_heads} "
         f"context={shape.context} weights={ran.weight_bytes / 1e6:.1f} MB cache={cache} "
         f"kv={ran.kv_bytes_per_sequence / 1e6:.2f} MB/sequence"
     )
     if ran.cache_bytes is not None and ran.weight_bytes <= ran.cache_bytes:
-        yield "NOTE the weights fit in the processor's cache: steps are faster than from memory"
+        page.text(
+            "NOTE the weights fit in the processor's cache: steps are faster than from memory"
+        )
     busy, cpus = ran.busy_threads or 0.0, ran.cpus or 1
-    if busy >= _BUSY_SHARE * cpus:
-        yield (
+    if busy >= 0.25 * cpus:  # an idle machine's own services do not reach that
+        page.text(
             f"BUSY other programs keep {busy:.1f} threads running on {cpus} CPUs: steps take "
             "longer than on an idle machine, and differently long"
         )
 
 
-def _run_lines(config: Config, run: Run, work: int) -> Iterator[str]:
+def _say_run(page: Page, config: Config, run: Run, work: int) -> None:
     steps, totals = sum(point.steps for point in run.points), run.requests
-    yield (
+    page.text(
         f"CONFIG nreq={config.nreq} lambda={config.rate_per_s:.1f}/s tokens={config.tokens} "
         f"Bmax={config.bmax} window_ms={run.window_ms:.2f} work={work}"
     )
-    yield (
+    page.text(
         f"GPU time: {run.device_ms:.3f} ms  | tokens: {totals.output_tokens}  | "
         f"tokens/sec (GPU): {run.tokens_per_s_device:.2f}"
     )
     for name, time in (("TTFT", "ttft"), ("E2E ", "latency")):
         if (found := totals.times_s[time]) is not None:
-            yield f"{name} mean={1000 * found.mean:.3f} ms  p95={1000 * found.p95:.3f} ms"
-    yield (
+            page.text(f"{name} mean={1000 * found.mean:.3f} ms  p95={1000 * found.p95:.3f} ms")
+    page.text(
         f"STEPS {steps} of {totals.output_tokens / steps:.2f} sequences  | "
         f"tokens/sec (with admission): {totals.tokens_per_s:.2f}"
     )
     if (gap := run.gap_ms) is not None:
-        yield (
+        page.text(
             f"GAPS between steps median={gap.p50:.3f} ms  p95={gap.p95:.3f} ms  "
             f"max={gap.most:.3f} ms"
         )
@@ -119,7 +117,7 @@ def _run_lines(config: Config, run: Run, work: int) -> Iterator[str]:
     wanted, full = config.rate_per_s * config.tokens, run.points[-1]
     if full.batch == config.bmax and wanted >= full.tokens_per_s:
         most = full.tokens_per_s
-        yield (
+        page.text(
             f"OVERLOADED {config.rate_per_s:g} requests/s of {config.tokens} tokens need "
             f"{wanted:.0f} tokens/s, steps of {config.bmax} generate {most:.0f}: the queue grows "
             "until the last arrival, and TTFT and E2E tell its length; "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from orch_sidecar.tools.bench.report.measures import Measure, measures_of
+from orch_sidecar.tools.bench.report.measures import measures_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Curve, Point, Sweep
@@ -13,15 +13,12 @@ from orch_sidecar.tools.drawing.chart import Chart, Series, apart, by_size, rema
 from orch_sidecar.tools.drawing.page import Columns, Page, badge
 from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 
-_MARKERS: Final = ("o", "s", "^")  # by color: series differ without colors, too
 _CLIENTS: Final = "concurrent requests"
 
-Measures = Mapping[str, Measure]  # the figures of a point by name
 
-
-def _of(name: str, part: str = "value_text") -> Callable[[Point, Measures], str]:
+def _of(name: str, part: str = "value_text") -> Callable[..., str]:
     """Returns what writes a figure of a point; a dash where it has none."""
-    return lambda _, known: getattr(known[name], part) if name in known else NONE
+    return lambda _, known: getattr(known.get(name), part, NONE)
 
 
 _COLUMNS: Final[Columns] = (
@@ -107,21 +104,19 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     """
     measured = [(point, measures_of(point.result)) for point in sweep.points]
 
-    def series(name: str, key: str, color: int = 0, *, by_batch: bool = False) -> list[Series]:
-        found = [
-            (each.result.is_sound, each.batch if by_batch else each.clients, known[key].estimate)
-            for each, known in measured
-            if key in known
+    def series(name: str, key: str, color: int = 0, *, x: str = "clients") -> list[Series]:
+        found = [(each, known[key].estimate) for each, known in measured if key in known]
+        points = [
+            (each.result.is_sound, getattr(each, x), of.value, of.margin) for each, of in found
         ]
-        found.sort(key=lambda point: point[1])
-        style = Series(name, (), (), "" if by_batch else "-", _MARKERS[color], color)
-        points = ((sound, x, each.value, each.margin) for sound, x, each in found)
+        # By color: series differ without colors, too.
+        style = Series(name, (), (), "-" if x == "clients" else "", ("o", "s", "^")[color], color)
         return apart(points, style)
 
     ttft = [*series("p50", "TTFT p50"), *series("p95", "TTFT p95", 1)]
     good = series("within the SLO", "goodput", 2)
     fit_text, tpot = fit_shown(sweep.fit, sweep.step_times)
-    tpot += series("p50", "TPOT p50", by_batch=True)
+    tpot += series("p50", "TPOT p50", x="batch")
     # What one user gets against what an accelerator makes.
     accelerators = sweep.results[0].engine.gpu_count
     speeds = (

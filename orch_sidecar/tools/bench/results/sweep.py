@@ -17,6 +17,7 @@ from pydantic import Field
 from orch_sidecar.tools.bench.results.result import Document, Result, Status
 from orch_sidecar.tools.facts.labels.figures import Totals, scaling
 from orch_sidecar.tools.facts.labels.judge import NEVER_BATCHED
+from orch_sidecar.tools.facts.tables.notes import time_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,7 @@ class Point:
 
     @property
     def tpot_p50_ms(self) -> float | None:
-        tpot = self.figures.times_s["tpot"]
-        return None if tpot is None else 1000 * tpot.p50
+        return self.figures.latency_ms.get(time_note("tpot", 50))
 
 
 class Sweep(Document):

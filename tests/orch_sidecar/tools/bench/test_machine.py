@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.bench.machine import (
-    cpu_flags,
-    cpu_model,
-    host,
-    last_level_cache,
-    memory_bytes,
-)
+from orch_sidecar.tools.bench.machine import cpu, host, last_level_cache, memory_bytes
 
 CPUINFO = """\
 processor	: 0
@@ -47,15 +41,15 @@ def root_with(tmp_path: Path, files: dict[str, str]) -> Path:
 
 def test_first_processor_is_described(tmp_path: Path) -> None:
     root = root_with(tmp_path, {"proc/cpuinfo": CPUINFO})
-    assert cpu_model(root) == "Intel(R) Xeon(R) Platinum 8480+"
-    assert cpu_flags(root) == {"fpu", "avx512_bf16"}
+    assert cpu("model name", root) == "Intel(R) Xeon(R) Platinum 8480+"
+    assert cpu("(?:flags|Features)", root) == "fpu avx512_bf16"
 
 
 @pytest.mark.parametrize(
     "text", ["", "processor\t: 0\nCPU implementer\t: 0x41\n", "model name\t:\nflags\t: fpu\n"]
 )
 def test_missing_cpu_model_is_unknown(tmp_path: Path, text: str) -> None:
-    assert cpu_model(root_with(tmp_path, {"proc/cpuinfo": text})) is None
+    assert cpu("model name", root_with(tmp_path, {"proc/cpuinfo": text})) is None
 
 
 def test_memory_is_in_bytes(tmp_path: Path) -> None:
