@@ -102,10 +102,9 @@ def points_of(timed: Sequence[TimedStep]) -> tuple[Point, ...]:
     for batch, steps in sorted(by_batch.items()):
         step_ms = spread([each.ms for each in steps])
         assert step_ms is not None, "a point has steps"
-        tokens_per_s = 1000 * batch / step_ms.p50
-        base = (points[0].batch, points[0].tokens_per_s) if points else (batch, tokens_per_s)
-        related = scaling(batch, tokens_per_s, base)
-        points.append(Point(batch, len(steps), step_ms, _gaps(steps), tokens_per_s, *related))
+        at = batch, 1000 * batch / step_ms.p50
+        base = (points[0].batch, points[0].tokens_per_s) if points else at
+        points.append(Point(batch, len(steps), step_ms, _gaps(steps), at[1], *scaling(at, base)))
     return tuple(points)
 
 

@@ -123,8 +123,9 @@ class Sweep(Document):
                 continue
             related: Sequence[float | None] = (None, None)
             if result.is_sound:
-                base = base or (clients, figures.tokens_per_s)
-                related = [round(each, 4) for each in scaling(clients, figures.tokens_per_s, base)]
+                at = clients, figures.tokens_per_s
+                base = base or at
+                related = [round(each, 4) for each in scaling(at, base)]
             points.append(Point(result, figures, clients, *related))
         return points
 

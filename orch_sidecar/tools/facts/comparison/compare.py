@@ -17,6 +17,7 @@ from orch_sidecar.tools.drawing.chart import MOST_NAMED, Chart, Series, by_size,
 from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text, rounded
 from orch_sidecar.tools.facts.comparison import conditions as condition
+from orch_sidecar.tools.facts.labels.figures import scaling
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Loop, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row, run_of
@@ -63,11 +64,12 @@ class Point:
 
     def related(self, base: Point | None, single: Point | None) -> Point:
         """Returns it with its throughput over that of other points."""
-        speedup, over_single = (
-            None if other is None else self.tokens_per_s.median / other.tokens_per_s.median
-            for other in (base if self.is_base else None, single)
-        )
-        efficiency = speedup / (self.batch_mean / base.batch_mean) if speedup and base else None
+        speedup = efficiency = over_single = None
+        if base is not None and self.is_base:
+            at, base_at = ((p.batch_mean, p.tokens_per_s.median) for p in (self, base))
+            speedup, efficiency = scaling(at, base_at)
+        if single is not None:
+            over_single = self.tokens_per_s.median / single.tokens_per_s.median
         return replace(self, speedup=speedup, efficiency=efficiency, over_single=over_single)
 
 

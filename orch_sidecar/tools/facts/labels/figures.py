@@ -137,12 +137,11 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(sum(values) / len(values), p50, p90, p95, p99, ordered[-1], early)
 
 
-def scaling(size: float, tokens_per_s: float, base: tuple[float, float]) -> tuple[float, float]:
-    """Returns the speed-up of a point over a base, given by its size and tokens/s, and its
+def scaling(point: tuple[float, float], base: tuple[float, float]) -> tuple[float, float]:
+    """Returns the speed-up of a point over a base, both by their size and tokens/s, and its
     efficiency: the speed-up over the growth of the size, 1 of what is perfectly parallel."""
-    base_size, base_tokens_per_s = base
-    speed_up = tokens_per_s / base_tokens_per_s
-    return speed_up, speed_up * base_size / size
+    speed_up = point[1] / base[1]
+    return speed_up, speed_up * base[0] / point[0]
 
 
 def overlap(served: Sequence[CompletedRequest]) -> int:
