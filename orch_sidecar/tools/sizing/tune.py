@@ -29,11 +29,11 @@ from orch_sidecar.tools.arguments import (
     run_command,
     slo_of,
 )
+from orch_sidecar.tools.bench.cli import add_endpoint, plan_of
 from orch_sidecar.tools.bench.load.capabilities import engine_at
 from orch_sidecar.tools.bench.load.driver import cancelled_by_signals
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, EndpointError
 from orch_sidecar.tools.bench.load.scenario import Plan
-from orch_sidecar.tools.bench.plan import add_endpoint, plan_of, scenario_of
 from orch_sidecar.tools.bench.report.sweep import fitted
 from orch_sidecar.tools.bench.results.result import Result, Trial
 from orch_sidecar.tools.bench.results.sweep import Sweep
@@ -283,7 +283,7 @@ def main(arguments: list[str]) -> None:
 
 async def _tune(options: argparse.Namespace) -> None:
     with cancelled_by_signals():
-        plan = await plan_of(options, scenario_of(options))
+        plan = await plan_of(options)
         traffic = Workload(0.0, options.input_tokens, options.output_tokens, spread=0.0)
         found = await tune(plan, traffic)
     await asyncio.to_thread(_report, found, options)
@@ -312,7 +312,7 @@ def parser() -> argparse.ArgumentParser:
     # What the scenario and the plan of a bench follow from, and this command has no options for.
     found.set_defaults(
         label=Label.BATCHED_ONLINE, arrivals=Arrivals.POISSON, rate=1.0, requests=1,
-        prompts=None, no_ignore_eos=False, facts=None,
+        prompts=None, no_ignore_eos=False, facts=None, loadgen=False,
     )  # fmt: skip
     add_endpoint(found)
     add_slo(found, "ttft", "tpot")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench import plan
+from orch_sidecar.tools.bench import cli
 from orch_sidecar.tools.bench.results.result import Trial
 from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.simulate.engine import EngineShape
@@ -36,7 +36,8 @@ ENTRY: dict[str, Any] = {
 
 
 def test_options_are_those_that_a_plan_is_made_of() -> None:
-    read = set(re.findall(r"options\.([a-z_]+)", inspect.getsource(plan.plan_of)))
+    source = inspect.getsource(cli.plan_of) + inspect.getsource(cli.scenario_of)
+    read = set(re.findall(r"options\.([a-z_]+)", source))
     assert read <= set(vars(parser().parse_args([])))
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.bench import plan as options
-from orch_sidecar.tools.bench.cli import parser
+from orch_sidecar.tools.bench import cli as options
+from orch_sidecar.tools.bench.cli import parser, scenario_of
 from orch_sidecar.tools.bench.load.scenario import Scenario, schedule
-from orch_sidecar.tools.bench.plan import scenario_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
