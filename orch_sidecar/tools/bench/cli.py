@@ -7,11 +7,11 @@ own command; both write files by `reports`.
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -216,18 +216,13 @@ def _add_arrivals(parser: argparse.ArgumentParser) -> None:
     ways.add_argument("--concurrency", type=partial(count, least=2), help=text)
     add = group.add_argument
     text = "gamma instead of Poisson: below 1 burstier, above 1 more regular, inf constant"
-    add("--burstiness", type=_burstiness, help=text)
+    add("--burstiness", type=lambda text: inf if text == "inf" else positive(text), help=text)
     text = "search from --rate for the largest rate at which 99 %% meet the SLO, then run it"
     add("--find-rate", action="store_true", help=text)
     text = "length of a trial of the search, at least 100 requests; default: %(default)g"
     add("--trial", type=positive, default=20.0, metavar="SECONDS", help=text)
     replayed = add_trace(parser, ways)
     add_bulk_clients(replayed, "--input-tokens and --output-tokens or of --prompts")
-
-
-def _burstiness(text: str) -> float:
-    """Returns a number above 0, or infinity for `inf`."""
-    return math.inf if text == "inf" else positive(text)
 
 
 def header(text: str) -> tuple[str, str]:
@@ -290,7 +285,7 @@ def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
         from_s, until_s = options.trace_window
         return replaying(
             *traces_of(options),
-            window_s=(from_s, until_s if math.isfinite(until_s) else None),
+            window_s=(from_s, until_s if isfinite(until_s) else None),
             time_factor=options.time_factor,
             length_factor=options.length_factor,
             bulk_clients=options.bulk_clients,
@@ -299,7 +294,7 @@ def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
         return {"arrivals": Arrivals.CLOSED_LOOP}
     if options.burstiness is None:
         return {"arrivals": Arrivals.POISSON}
-    if math.isfinite(options.burstiness):
+    if isfinite(options.burstiness):
         return {"arrivals": Arrivals.GAMMA}
     return {"arrivals": Arrivals.CONSTANT, "burstiness": None}
 

@@ -1,5 +1,4 @@
-"""Makes reports of results, as pages that anybody can open. Pure.
+"""Makes pages of results: `measures` reads a result; `run`, `sweep` and `decode` write. Pure.
 
-`measures` reads a result; `run`, `sweep` and `decode` make pages.
 Imports `drawing`, `results`, and the result of `decode`.
 """

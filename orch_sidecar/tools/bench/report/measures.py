@@ -238,9 +238,9 @@ class Compared:
     after: Measure
 
     @property
-    def change(self) -> tuple[float | None, tuple[float, float] | None]:
-        """The change as a share of the first, None of a figure that is 0; of a share, the
-        difference. With its interval, None without one.
+    def change(self) -> tuple[float, ...]:
+        """The change as a share of the first, of a share the difference, and the ends of its
+        interval, if it has one. Empty for a figure that is 0.
 
         The interval of a ratio is that of the difference of the logarithms (delta method); none of
         a figure whose own interval reaches 0, as its logarithm has no bound.
@@ -250,25 +250,25 @@ class Compared:
         if self.before.is_share:
             moved = after.value - before.value
             wide = math.hypot(before.margin or 0.0, after.margin or 0.0)
-            return moved, (moved - wide, moved + wide) if known else None
+            return (moved, moved - wide, moved + wide) if known else (moved,)
         if before.value <= 0 or after.value <= 0:
-            return None, None
+            return ()
         ratio = after.value / before.value
         shares = [(each.margin or 0.0) / each.value for each in (before, after)]
         if not known or max(shares) >= 1:
-            return ratio - 1, None
+            return (ratio - 1,)
         wide = math.exp(math.hypot(*shares))
-        return ratio - 1, (ratio / wide - 1, ratio * wide - 1)
+        return ratio - 1, ratio / wide - 1, ratio * wide - 1
 
     @property
     def verdict(self) -> str:
         """Whether the second is better: a finding only where the interval leaves no doubt."""
-        change, interval = self.change
         if self.before.estimate.drifts or self.after.estimate.drifts:
             return "unknown: drifts"
-        if change is None or interval is None:
+        if len(self.change) < 3:
             return "unknown: too short"
-        if interval[0] <= 0 <= interval[1]:
+        change, low, high = self.change
+        if low <= 0 <= high:
             return "no difference shown"
         return "better" if (change < 0) is (self.before.unit == _TIME) else "worse"
 
@@ -276,12 +276,8 @@ class Compared:
     def change_text(self) -> str:
         """The change with its interval; of a share in percentage points: 40 % to 50 % is not
         25 %."""
-        change, interval = self.change
         unit = "points" if self.before.is_share else "%"
-        text, *ends = (
-            NONE if each is None else f"{100 * each:+.1f} {unit}"
-            for each in (change, *(interval or ()))
-        )
+        text, *ends = [f"{100 * each:+.1f} {unit}" for each in self.change] or [NONE]
         return f"{text} ({' to '.join(ends)})" if ends else text
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from orch_sidecar.tools.bench.report import measures
 from orch_sidecar.tools.bench.results.result import (
+    FATES,
     KEPT_SHARE,
     EngineDocument,
     Result,
@@ -26,7 +27,6 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.recorded import answers
 from orch_sidecar.tools.facts.tables.row import Label
 
-_FATES: Final = ("answered", "refused", "failed", "cut")
 _MARKED: Final = (50, 95, 99)  # percentiles
 _MOST_TIMES: Final = 80
 # Times that span more than this are easier to read on a logarithmic axis.
@@ -187,10 +187,10 @@ def _outcomes(page: Page, result: Result) -> None:
     sent = Counter(call.service_class for call in result.calls if call.sent_s is not None)
     fates = Counter((call.service_class, call.fate) for call in result.calls)
     rows = [
-        (of or "all", str(sent[of]), *(str(fates[of, fate]) for fate in _FATES))
+        (of or "all", str(sent[of]), *(str(fates[of, fate]) for fate in FATES))
         for of in sorted({call.service_class for call in result.calls}, key=str, reverse=True)
     ]
-    page.table(("requests", "sent", *_FATES), rows)
+    page.table(("requests", "sent", *FATES), rows)
     counts, client = result.counts, result.client
     lines = [f"{count} x {reason}" for reason, count in counts.reasons.items()]
     if counts.of_other_length:
@@ -226,18 +226,16 @@ def distribution(runs: Sequence[measures.Times]) -> Chart:
         if len(runs) == 1 and p in _MARKED and (value := percentile(values, p)) is not None
     ]
     marks += [Marked(f"SLO {number_text(bound)}", bound, is_bound=True) for bound in bounds]
-    about = [
-        f"{f'{name}: ' * bool(name)}{_range_text(t)}" for name, t in zip(names, runs, strict=True)
-    ]
+    about = []
+    for name, times in zip(names, runs, strict=True):
+        shortest, longest = number_text(min(times.values)), number_text(max(times.values))
+        which = f"{name}: " if name else ""
+        about.append(f"{which}{len(times.values)} requests, {shortest} to {longest} ms.")
+        if times.bound_ms is not None:
+            kept = fmean(value <= times.bound_ms for value in times.values)
+            about.append(f"{percent(kept)} of them within the SLO.")
     y = Axis("share of the requests", high=1.0)
     return Chart(runs[0].title, " ".join(about), axis, y, series, marks)
-
-
-def _range_text(times: measures.Times) -> str:
-    values, bound = times.values, times.bound_ms
-    text = f"{len(values)} requests, {number_text(min(values))} to {number_text(max(values))} ms."
-    kept = None if bound is None else fmean(value <= bound for value in values)
-    return text if kept is None else f"{text} {percent(kept)} of them within the SLO."
 
 
 def over_time(result: Result) -> Iterator[Chart]:

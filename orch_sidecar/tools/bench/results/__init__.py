@@ -1,4 +1,4 @@
-"""Decides what a run amounts to: figures, verdict, result file, text, and a row of facts.
+"""Decides what a run amounts to: figures, verdict, result file, and a row of facts. Pure.
 
-Pure. Imports `load` (its calls and scenarios) and `tools.facts`.
+Imports `load` (its calls and scenarios) and `tools.facts`.
 """

@@ -57,9 +57,9 @@ class Document(BaseModel):
 class EngineDocument(Document):
     """The engine under test; None where it does not report.
 
-    `engine`: its name and version. `model`: the name that it is served by; `model_id`,
-    `model_name`: as in a row; `weights`: the model as the engine loaded it. `conditions`: how it is
-    configured, by the names of the notes. `given`: what the user gave instead of the engine.
+    `engine`: name and version. `model`: the name that it is served by, which a row may have another
+    name for; `weights`: as the engine loaded it. `conditions`: how it is configured, by the names
+    of the notes. `given`: what the user gave instead of the engine.
     """
 
     engine: str | None = None
@@ -79,10 +79,9 @@ class EngineDocument(Document):
 
 
 class ClientDocument(Document):
-    """The client, and its health.
+    """The client, and why it may have limited the result: its `bottleneck`.
 
-    `late_s`: the delay between due (in a closed loop: free) and sent. `bottleneck`: the reasons why
-    the client may have limited the result.
+    `late_s`: the delay between due (in a closed loop: free) and sent.
     """
 
     host: dict[str, Any]
@@ -90,6 +89,9 @@ class ClientDocument(Document):
     loop_lag_s: Spread | None
     cpu_share: float
     bottleneck: list[str]
+
+
+FATES: Final = ("answered", "refused", "failed", "cut")  # of a request of a run that has ended
 
 
 class Counts(Document):
@@ -149,13 +151,11 @@ class Result(Document):
     """One run.
 
     `run`: the digest of its secret id, which is `orch.run` of the server spans of its requests.
-    `reasons`: the reasons for `status`; `shortfalls`: what it lacks to be published. `figures`,
-    `tokens_per_s`: of the answers in `calls`. `goodput`: of the interactive ones, where bulk
-    requests ran beside them. `gaps_s`: between the events of an answer, which may have several
-    tokens. `batches`: of the engine's decode steps meanwhile. `prefix_hit_ratio`: the share of the
-    looked-up prompt tokens that the prefix cache had. `trials`: of the search for its rate.
-    `loadgen`: of MLCommons' load generator, if it sent the requests. `capabilities`: the engine's
-    documents before and after it.
+    `reasons`: for its status; `shortfalls`: what it lacks to be published. `goodput`: of the
+    interactive requests, where bulk ones ran beside them. `gaps_s`: between the events of an
+    answer, which may have several tokens. `batches`: of the engine's decode steps meanwhile.
+    `prefix_hit_ratio`: the share of the looked-up prompt tokens that the prefix cache had.
+    `trials`: of the search for its rate. `capabilities`: the engine's documents at both ends.
     """
 
     schema_version: Literal["orch.bench/2"] = "orch.bench/2"
@@ -255,11 +255,11 @@ def row_of(result: Result) -> Row:
         missing.append("the number of prompt tokens is unknown: the responses do not report it")
     if missing:
         raise ValueError("; ".join(missing))
-    ratio = {PREFIX_HIT_RATIO: result.prefix_hit_ratio}
+    settings = {"profile": engine.profile, **(engine.conditions or {})}
     known = Engine(
-        **{name: getattr(engine, name) for name in ENGINE_COLUMNS},
+        **engine.model_dump(include={*ENGINE_COLUMNS}),
         batches=None if result.status is Status.UNVERIFIED else result.batches,
-        settings={"profile": engine.profile, **(engine.conditions or {}), **ratio},
+        settings=settings | {PREFIX_HIT_RATIO: result.prefix_hit_ratio},
     )
     model = Model(engine.model_id, engine.model_name, engine.given)
     run = RecordedRun.model_validate(result, from_attributes=True).run

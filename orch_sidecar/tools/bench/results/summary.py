@@ -12,10 +12,11 @@ from math import ceil
 from statistics import fmean
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.load.call import Call, Fate
+from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.load.endpoint import Capabilities
 from orch_sidecar.tools.bench.load.scenario import Plan, Scenario
 from orch_sidecar.tools.bench.results.result import (
+    FATES,
     ClientDocument,
     Counts,
     EvidenceDocument,
@@ -38,7 +39,6 @@ from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfal
 _LAG_S: Final = 0.02
 _CPU_SHARE: Final = 0.9
 
-_MOST_REASONS: Final = 20
 _NOT_STATED: Final = EvidenceDocument(missing="interrupted before the engine's statement")
 
 
@@ -123,7 +123,7 @@ def result_of(run: RunRecord) -> Result:
         found = run.states.batches
         batches = replace(found, mean=round(found.mean, 6), shared=round(found.shared, 6))
         hit_ratio = round(run.states.prefix_hit_ratio, 6)
-    fates = Counter(call.fate for call in calls)
+    fates = Counter[str](call.fate for call in calls)
     met = met_of(calls, scenario) if answers(waited_for(calls, scenario)) else []
     return Result(
         id=run.id,
@@ -139,13 +139,8 @@ def result_of(run: RunRecord) -> Result:
         client=_client_of(run, 0.0 if totals is None else totals.window_s),
         counts=Counts(
             sent=sum(call.sent_s is not None for call in calls),
-            answered=fates[Fate.ANSWERED],
-            refused=fates[Fate.REFUSED],
-            failed=fates[Fate.FAILED],
-            cut=fates[Fate.CUT],
-            reasons=dict(
-                Counter(call.why for call in calls if call.why).most_common(_MOST_REASONS)
-            ),
+            **{fate: fates[fate] for fate in FATES},
+            reasons=dict(Counter(call.why for call in calls if call.why).most_common(20)),
             of_other_length=sum(not call.length_as_requested for call in calls),
             counted_by_events=sum(call.counted_by_events for call in calls),
         ),
@@ -199,18 +194,15 @@ def _objections(run: RunRecord, totals: Totals | None) -> Iterator[str]:
         yield "no request was answered completely"
 
 
-def _denser(scenario: Scenario, figures: Totals | None) -> str:
-    """Returns what would batch: a rate at which enough requests are in flight at a time.
-
-    By Little's law it is their number over the mean latency, which more of them rather lengthen.
-    """
-    latency = None if figures is None else figures.times_s["latency"]
-    rate, mean_ms = scenario.rate_per_s, latency and 1000 * latency.mean
-    if rate is None or not mean_ms or (wanted := ceil(1000 * _IN_FLIGHT / mean_ms)) <= rate:
+def _denser(scenario: Scenario, totals: Totals | None) -> str:
+    """Returns the rate that would batch, with enough requests in flight: by Little's law, their
+    number over the mean latency, which more of them rather lengthen."""
+    rate, latency = scenario.rate_per_s, totals and totals.times_s["latency"]
+    if rate is None or not latency or not latency.mean or rate * latency.mean >= _IN_FLIGHT:
         return ""
     return (
-        f"; an answer took {mean_ms:.0f} ms, too little for {rate:.4g} requests/s to overlap:"
-        f" --rate {wanted} keeps about {_IN_FLIGHT} in flight"
+        f"; {rate:.4g} requests/s of {1000 * latency.mean:.0f} ms rarely overlap: "
+        f"--rate {ceil(_IN_FLIGHT / latency.mean)} keeps about {_IN_FLIGHT} in flight"
     )
 
 
