@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from orch_sidecar.tools.arguments import Unavailable, file_of
 from orch_sidecar.tools.bench.decode.result import DecodeResult
@@ -25,7 +25,7 @@ from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
-from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
+from orch_sidecar.tools.facts.labels.documents import named, parse_json
 from orch_sidecar.tools.facts.signing.files import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import print_error
@@ -175,10 +175,5 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _read(path: Path) -> Result | Sweep | DecodeResult:
     """Returns a result. Raises OSError and ValueError."""
-    try:
+    with named(f"{path}: not a result that `orch bench` of this release wrote: "):
         return _FILE.validate_python(parse_json(path.read_bytes(), "not JSON: "))
-    except ValidationError as error:
-        why = first_problem(error)
-    except ValueError as error:
-        why = str(error)
-    raise ValueError(f"{path}: {why}: it must be a result that `orch bench` of this release wrote")

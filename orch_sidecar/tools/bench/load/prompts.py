@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert, field
 
-from orch_sidecar.tools.facts.labels.documents import documents_in
+from orch_sidecar.tools.facts.labels.documents import documents_in, named
 
 # vLLM's prefix cache stores whole blocks of a prompt, of 16 tokens or more.
 BLOCK_TOKENS: Final = 16
@@ -148,15 +148,12 @@ def parse(name: str, content: bytes, default_output_tokens: int | None) -> Itera
     is_list = len(documents) == 1 and isinstance(documents[0][1], list)
     entries = enumerate(documents[0][1], 1) if is_list else iter(documents)
     for number, document in entries:
-        try:
+        with named(f"{name}: entry {number}: " if is_list else f"{name}:{number}: "):
             entry = convert(document, Prompt)
             output_tokens = entry.output_tokens or default_output_tokens
             if output_tokens is None:
                 rule = "add them to the entry, or give --output-tokens"
                 raise ValueError(f"has no output_tokens: {rule}")
-        except ValueError as error:
-            place = f"{name}: entry {number}" if is_list else f"{name}:{number}"
-            raise ValueError(f"{place}: {error}") from None
         text = entry.prompt
         if not isinstance(entry.conversations, UnsetType):
             turns = (turn.value for turn in entry.conversations if turn.sender in _HUMAN)

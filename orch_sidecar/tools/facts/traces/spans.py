@@ -30,10 +30,9 @@ from pydantic import (
     Field,
     GetPydanticSchema,
     TypeAdapter,
-    ValidationError,
 )
 
-from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem, parsed_as
+from orch_sidecar.tools.facts.labels.documents import at, documents_in, named, parsed_as
 
 Value: TypeAlias = "str | bool | int | float | None"
 
@@ -161,11 +160,10 @@ def spans_of(document: object) -> list[Span]:
             spans = [span for scope in scopes for span in scope.get("spans") or ()]
         stated = [{name: value for name, value in span.items() if value is not None}
                   for span in spans]  # fmt: skip
-        return _SPANS.validate_python(stated)
-    except ValidationError as error:
-        raise ValueError(f"spans.{first_problem(error)}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no traces in one of the two forms: {error!r:.200}") from None
+    with named("spans."):
+        return _SPANS.validate_python(stated)
 
 
 def _converted(span: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,11 +203,9 @@ def read_file(name: str, content: bytes) -> list[Span]:
     """
     found: list[Span] = []
     for line, document in documents_in(name, content):
-        try:
+        with named(f"{name}:{line}: "):
             for export in document if isinstance(document, list) else [document]:
                 found += spans_of(export)
-        except ValueError as error:
-            raise ValueError(f"{name}:{line}: {error}") from None
     return found
 
 
