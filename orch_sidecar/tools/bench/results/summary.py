@@ -28,9 +28,9 @@ from orch_sidecar.tools.bench.results.result import (
 )
 from orch_sidecar.tools.facts.labels.figures import Totals, figures, spread
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
-from orch_sidecar.tools.facts.labels.observation import States
+from orch_sidecar.tools.facts.labels.observation import Observation, States, observed
 from orch_sidecar.tools.facts.labels.recorded import Call as RecordedCall
-from orch_sidecar.tools.facts.labels.recorded import answers, met_of, seen_by_client, waited_for
+from orch_sidecar.tools.facts.labels.recorded import answers, met_of, waited_for
 from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LATE_SHARE
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfalls
@@ -182,16 +182,35 @@ def _objections(run: RunRecord, totals: Totals | None) -> Iterator[str]:
     if run.after is not None and not run.after.idle:
         yield "the engine was not idle after the run: it also served other requests"
     if run.states is not None:
-        # An event may have several tokens.
-        counted = not any(call.counted_by_events for call in calls)
-        seen = seen_by_client(scenario.label, scenario, calls, run.states, counted=counted)
-        for each in judge(seen):
+        for each in judge(_seen(scenario, calls, run.states)):
             if each.reason not in _TOO_SPARSE:
                 yield each.detail
             elif not run.plan.trial:
                 yield each.detail + _denser(scenario, totals)
     if totals is None:
         yield "no request was answered completely"
+
+
+def _seen(scenario: Scenario, calls: Sequence[Call], states: States) -> Observation:
+    """Returns what the client saw of its requests, beside two states of the engine."""
+    reached = [call for call in calls if call.reached]
+    answered = [call for call in calls if call.fate is Fate.ANSWERED]
+    prompts, tokens = (
+        sum(known) if None not in (known := [getattr(call, name) for call in answered]) else None
+        for name in ("input_tokens", "output_tokens")
+    )
+    # An event may have several tokens, and of what was not answered nobody knows them.
+    counted = not any(call.counted_by_events for call in calls) and len(answered) == len(reached)
+    return observed(
+        scenario.label,
+        states,
+        load=scenario,
+        sent=len(reached),
+        answered=len(answered),
+        output_tokens=tokens if counted else None,
+        input_tokens=prompts,
+        in_flight=[each for call in reached if (each := call.in_flight) is not None],
+    )
 
 
 def _denser(scenario: Scenario, totals: Totals | None) -> str:

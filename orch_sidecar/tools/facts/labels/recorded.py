@@ -21,7 +21,6 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.load import Load
 from orch_sidecar.tools.facts.labels.measured import Run
-from orch_sidecar.tools.facts.labels.observation import Observation, States, observed
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import INTERACTIVE
@@ -107,26 +106,6 @@ def met_of(calls: Sequence[Call], load: Load) -> list[bool]:
     did not."""
     sent = waited_for(calls, load) if load.slo_ms else ()
     return [(made := call.served) is not None and made.meets(load.slo_ms) for call in sent]
-
-
-def seen_by_client(
-    label: Label, load: Load, calls: Sequence[Call], states: States, *, counted: bool, **more: Any
-) -> Observation:
-    """Returns what a client saw of its requests, beside two states of the engine.
-
-    `counted`: all tokens are the engine's counts. `more`: what the engine itself states.
-    """
-    reached = [call for call in calls if call.reached]
-    answered = [call for call in calls if call.fate == "answered"]
-    tokens = [call.output_tokens for call in answered if call.output_tokens is not None]
-    prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
-    by_client: dict[str, Any] = {
-        "output_tokens": sum(tokens) if counted and len(tokens) == len(reached) else None,
-        "input_tokens": sum(prompts) if len(prompts) == len(answered) else None,
-        "in_flight": [each for call in reached if (each := call.in_flight) is not None],
-    }
-    sent = {"sent": len(reached), "answered": len(answered)}
-    return observed(label, states, load=load, **sent, **by_client | more)
 
 
 class RecordedRun(BaseModel):
