@@ -1,17 +1,8 @@
-"""Computes the figures of a set of completed requests.
+"""Computes the figures of completed requests, as `docs/explanation/labels.md` defines them.
 
-Pure. Runs of `orch bench`, traces and files of other tools share these definitions:
-
-- throughput: generated tokens of all completed requests over the window;
-- the window: from the first arrival to the last end;
-- TTFT: arrival to the first token; for scheduled arrivals the arrival is the due time;
-- the end of a request: its last token, where it was observed, else the end of its answer;
-- TPOT: (end - first token) / (tokens of its longest sequence - 1), of requests whose longest
-  sequence has more than one: a request for several sequences generates them side by side;
-- latency: arrival to the end.
-
-Percentiles interpolate between the two nearest ranks (numpy's `linear`). Beside each stands
-MLPerf's estimate of it, which allows for few samples (`tables.publication`).
+Pure. Runs of `orch bench`, traces and files of other tools share them. Percentiles interpolate
+between the two nearest ranks (numpy's `linear`). Beside each stands MLPerf's estimate of it, which
+allows for few samples (`tables.publication`).
 """
 
 from __future__ import annotations

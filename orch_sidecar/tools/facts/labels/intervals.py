@@ -21,14 +21,10 @@ class Interval(NamedTuple):
 class Piece(NamedTuple):
     """A part of the time in which nothing changed: how many sequences there were, and intervals."""
 
-    start: float
     end: float
+    length: float
     sequences: int
     intervals: int
-
-    @property
-    def length(self) -> float:
-        return self.end - self.start
 
 
 def pieces(intervals: Iterable[Interval]) -> Iterator[Piece]:
@@ -41,7 +37,7 @@ def pieces(intervals: Iterable[Interval]) -> Iterator[Piece]:
     count = sequences = 0
     for (at, one, some), (until, *_) in pairwise(changes):
         count, sequences = count + one, sequences + some
-        yield Piece(at, until, sequences, count)
+        yield Piece(until, until - at, sequences, count)
 
 
 def most(intervals: Iterable[Interval]) -> int:
@@ -77,11 +73,8 @@ def missing(intervals: Iterable[Interval], target: float) -> float:
     known = list(intervals)
     last = max(each.start for each in known)
     length = max(each.end for each in known) - min(each.start for each in known)
-    lacking = sum(
-        max(0.0, target - piece.sequences) * piece.length
-        for piece in pieces(known)
-        if piece.end <= last
-    )
+    until = (piece for piece in pieces(known) if piece.end <= last)
+    lacking = sum(max(0.0, target - piece.sequences) * piece.length for piece in until)
     return lacking / (target * length) if length > 0 else 1.0
 
 
