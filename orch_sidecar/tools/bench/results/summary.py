@@ -194,7 +194,7 @@ def _objections(run: RunRecord, totals: Totals | None) -> Iterator[str]:
 def _seen(scenario: Scenario, calls: Sequence[Call], states: States) -> Observation:
     """Returns what the client saw of its requests, beside two states of the engine."""
     reached = [call for call in calls if call.reached]
-    answered = [call for call in calls if call.fate is Fate.ANSWERED]
+    answered = [call for call in calls if call.fate == "answered"]
     prompts, tokens = (
         sum(known) if None not in (known := [getattr(call, name) for call in answered]) else None
         for name in ("input_tokens", "output_tokens")

@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, pe
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.load import Load, loop_contradictions, schedule_contradictions
-from orch_sidecar.tools.facts.labels.measured import engine_between, name_model, row_of
+from orch_sidecar.tools.facts.labels.measured import Model, engine_between, name_model, row_of
 from orch_sidecar.tools.facts.labels.observation import Observation, observed
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.proof import Proof
@@ -55,16 +55,9 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     state, tag, seen = proof.before.snapshot, f"orch-bench:{proof.before.run}", run.run
     model = name_model(run.model_id, run.model_name, state.models, [state.weights])
     anew = row_of(seen, run.measurement_type, engine_between(proof.states), model, tag)
-    rules = (
-        (run.model not in state.models,
-         f"the model {run.model!r} is not one that the engine served"),
-        (model.objection, f"model_id is {run.model_id!r}: {model.objection}"),
-        *_left_out(run),
-        *_by_the_engine(seen.totals, proof),
-    )  # fmt: skip
     return [
         *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
-        *(text for applies, text in rules if applies),
+        *(text for applies, text in _rules(run, model, seen.totals, proof) if applies),
         *differences(row, anew, seen.totals.window_s),
         *impossible_times(run, proof),
     ]
@@ -115,33 +108,28 @@ def _rounded(name: str, stated: str, value: str, window_s: float) -> bool:
     return abs(float(stated) - float(value)) <= slack
 
 
-# Whether something is wrong, and what it is.
-_Rule = tuple[object, str]
-
-
-def _left_out(run: RecordedRun) -> tuple[_Rule, ...]:
-    """What is missing of the client's requests: figures without the slowest are better."""
+def _rules(
+    run: RecordedRun, model: Model, whole: Totals, proof: Proof
+) -> tuple[tuple[object, str], ...]:
+    """Compares the client's model, answers, tokens and window with what the engine signed: whether
+    something is wrong, and what it is. Figures without the slowest requests are better."""
     answered = [call for call in run.calls if call.fate == "answered"]
     others = {call.fate for call in run.calls} - {"answered", "refused", "failed"}
     unknown = sum(call.served is None for call in answered)
     # All tokens of a short one may have come with its end.
     long = [call for call in answered if (call.output_tokens or 0) > thresholds.LAST_STEP_TOKENS]
     cut = sum(call.first_s is None for call in long)
+    engine, share, longest_s = proof.totals, 1 + thresholds.WINDOW_SHARE, proof.between_s
+    if engine.requests == whole.requests:
+        longest_s = min(longest_s, engine.window_s * share + thresholds.WINDOW_S)
     return (
+        (run.model not in proof.before.snapshot.models,
+         f"the model {run.model!r} is not one that the engine served"),
+        (model.objection, f"model_id is {run.model_id!r}: {model.objection}"),
         (others, "requests of a complete run are answered, refused or failed, not "
          f"{min(others, default=''):.80}"),
         (unknown, f"{unknown} answers have no length, or no end"),
         (0 < cut < len(long), f"{cut} of {len(long)} answers have no first token"),
-    )  # fmt: skip
-
-
-def _by_the_engine(whole: Totals, proof: Proof) -> tuple[_Rule, ...]:
-    """Compares the client's tokens and window with those by the engine's counters and clock."""
-    engine, share = proof.totals, 1 + thresholds.WINDOW_SHARE
-    longest_s = proof.between_s
-    if engine.requests == whole.requests:
-        longest_s = min(longest_s, engine.window_s * share + thresholds.WINDOW_S)
-    return (
         (whole.output_tokens < engine.output_tokens * (1 - thresholds.FAILED_SHARE),
          f"the answers have {whole.output_tokens} generated tokens, the engine's finished "
          f"sequences {engine.output_tokens}: it served others, too"),

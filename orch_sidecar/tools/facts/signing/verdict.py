@@ -130,21 +130,17 @@ class Verifier:
 
 
 def _judged(name: str, proof: Proof, row: Row, run: RecordedRun) -> Verified:
-    doubts: dict[Verdict, Sequence[str]] = {
-        Verdict.FAILED: contradictions(row, run, proof),
-        Verdict.SIGNER_UNKNOWN: () if proof.signer else ("no trusted key certified the engine's",),
-        Verdict.NOT_FRESH: () if proof.before.nonce else ("the statements have no nonce",),
-        Verdict.UNVERIFIED: _unknown_model(proof),
-    }
-    verdict = next((each for each, reasons in doubts.items() if reasons), Verdict.VERIFIED)
-    return Verified(verdict, doubts.get(verdict, ()), name, row, proof)
-
-
-def _unknown_model(proof: Proof) -> list[str]:
-    """Returns why it is not known which model ran, nothing where it is."""
-    weights = proof.after.digests.get("weights", {})
-    if weights.get("sha256") is None:
-        return [f"the engine signed no digest of its weights: {weights.get('missing') or 'none'}"]
-    if LOADED not in proof.after.snapshot.conditions:
-        return ["the engine signed no digest of the model that it loaded"]
-    return []
+    weights, settings = proof.after.digests.get("weights", {}), proof.after.snapshot.conditions
+    rules = (
+        *((Verdict.FAILED, True, reason) for reason in contradictions(row, run, proof)),
+        (Verdict.SIGNER_UNKNOWN, not proof.signer, "no trusted key certified the engine's"),
+        (Verdict.NOT_FRESH, not proof.before.nonce, "the statements have no nonce"),
+        # It is not known which model ran.
+        (Verdict.UNVERIFIED, weights.get("sha256") is None,
+         f"the engine signed no digest of its weights: {weights.get('missing') or 'none'}"),
+        (Verdict.UNVERIFIED, LOADED not in settings,
+         "the engine signed no digest of the model that it loaded"),
+    )  # fmt: skip
+    found = [(verdict, reason) for verdict, applies, reason in rules if applies]
+    worst = found[0][0] if found else Verdict.VERIFIED
+    return Verified(worst, tuple(why for each, why in found if each is worst), name, row, proof)
