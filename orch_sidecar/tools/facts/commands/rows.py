@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import http.client
 import os
 import re
@@ -28,6 +27,7 @@ from orch_sidecar.tools.facts.labels.documents import documents_in, named
 from orch_sidecar.tools.facts.labels.measured import ENGINE_COLUMNS, Engine, Run, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.signing.files import digest
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import record_text, row_fields
@@ -251,7 +251,7 @@ def _in_files(options: argparse.Namespace) -> _Documents:
         found = [part for _, document in stated for part in guidellm.parts(document)]
         for place, part in enumerate(found, 1):
             which = f"#{place}" if len(found) > 1 else ""
-            yield f"{_tag(path.name, content)}{which}", f"{path}{which}", part
+            yield f"{path.name} sha256:{digest(content)[:12]}{which}", f"{path}{which}", part
 
 
 def _batch(options: argparse.Namespace) -> _Documents:
@@ -265,11 +265,7 @@ def _batch(options: argparse.Namespace) -> _Documents:
         place = f"{options.url}/v1/files/{file}/content"
         content = read_url(place, key)
         batch["output"] = [line for _, line in documents_in(place, content)]
-    yield _tag(options.batch, content), options.batch, batch
-
-
-def _tag(name: str, content: bytes) -> str:
-    return f"{name} sha256:{hashlib.sha256(content).hexdigest()[:12]}"
+    yield f"{options.batch} sha256:{digest(content)[:12]}", options.batch, batch
 
 
 def _known(options: argparse.Namespace, runs: int) -> States | Engine:

@@ -292,10 +292,7 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
     found: dict[str, Any] = {
         "file": file,
         "line": line,
-        "verdict": verified.verdict,
-        "reasons": list(verified.reasons),
-        "signer": verified.signer,
-        "evidence": verified.evidence,
+        **{name: getattr(verified, name) for name in ("verdict", "reasons", "signer", "evidence")},
         "signed": None,
         "engine": None,
         "client_measured": [],

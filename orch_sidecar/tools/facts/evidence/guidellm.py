@@ -41,8 +41,6 @@ _SCHEDULED: Final = (Arrivals.CONSTANT, Arrivals.POISSON, Arrivals.TRACE)
 _EARLY_S: Final = 1.0
 
 _UnixTime = Annotated[float, Field(gt=-1e9, lt=1e11)]  # years from 1938 to 5138
-
-
 _None = Annotated[Any, absent("must be none: figures are of a whole run, from arrival to end")]
 
 

@@ -96,9 +96,8 @@ def to_row(run: Run, known: States | Engine, source: Source) -> Row:
         if run.clients is not None and known.batches.largest > run.clients:
             # Of requests for several sequences no file has the length of the longest, by which
             # TPOT divides.
-            known_ms = run.latency_ms.items()
-            own = {name: ms for name, ms in known_ms if not name.startswith("tpot_")}
-            run = replace(run, own_ms=own)
+            own = run.latency_ms.items()
+            run = replace(run, own_ms={name: ms for name, ms in own if not name.startswith("tpot")})
     # Of failed requests no file has the times.
     in_flight = [] if run.failed else [each.in_flight for each in run.served]
     if run.load and in_flight and (found := [*contradictions(run.load, in_flight)]):
