@@ -25,8 +25,8 @@ class Series:
     """Points that look alike. `name`: empty where another chart of the picture explains the look.
 
     `line`, `marker`: in matplotlib's notation, empty for none. `color`: an index into
-    `picture.COLORS`, which repeat. `width`: of the line, in points. `letter`: is written on it.
-    `hollow`: what does not count. `margins`: half the interval around each y, None for none.
+    `picture.COLORS`, which repeat. `letter`: is written on it. `hollow`: what does not count.
+    `margins`: half the interval around each y, None for none.
     """
 
     name: str
@@ -35,7 +35,6 @@ class Series:
     line: str = "-"
     marker: str = "o"
     color: int = 0
-    width: float = 1.5
     letter: str = ""
     hollow: bool = False
     look: Look = Look.POINTS

@@ -198,9 +198,11 @@ def _add_series(axes: Axes, series: Series) -> Any:
     if series.look is Look.BARS:
         return axes.stairs(series.ys, series.xs, fill=True, color=color, alpha=0.8)
     margins = [each or 0.0 for each in series.margins] or None
+    # Of lines with letters, a solid one and wide dashes of its color are seen on each other.
+    width = 1.5 if not series.letter else 1.2 if series.line == "-" else 2.8
     return axes.errorbar(
         series.xs, series.ys, yerr=margins, color=color, linestyle=series.line,
-        linewidth=series.width, marker=series.marker, markersize=5, elinewidth=1.2,
+        linewidth=width, marker=series.marker, markersize=5, elinewidth=1.2,
         markerfacecolor=_PAPER if series.hollow else color, capsize=3 if margins else 0,
     )  # fmt: skip
 

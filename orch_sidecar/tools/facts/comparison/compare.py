@@ -18,7 +18,7 @@ from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text, rounded
 from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.labels.figures import scaling
-from orch_sidecar.tools.facts.tables.check import LocatedRow
+from orch_sidecar.tools.facts.tables.check import LocatedRow, distinct
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Loop, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row, run_of
 
@@ -36,12 +36,9 @@ class FigureRange:
 class Point:
     """One batch of a way, from the `rows` rows with this value in the column `batch`.
 
-    `remarks`: what limits the trust in all of them. `batch_mean`: sequences per decode step, the
-    mean over the rows (of a row without the note: its column). `batch_max`: the largest step of
-    all rows. `speedup`: the median over that of the smallest batch of the way. `efficiency`: the
-    speed-up over the growth of the mean batch; a perfectly parallel engine has 1. Both are None of
-    what the client limited or was cut. `over_single`: the median over that of a single stream of
-    the set. TTFT: the medians of the notes. None where no row has a note.
+    `remarks`: what limits the trust in all of them. `batch_mean`: of a row without the note its
+    column. `efficiency`: the speed-up over the growth of the mean batch; a perfectly parallel
+    engine has 1. None: no row has the note, or there is no point to which it may be related.
     """
 
     batch: int
@@ -125,42 +122,38 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Compa
     of the rows that `orch bench` and the traces make of one run, one is counted: one with verified
     evidence first.
     """
+    firsts = distinct(rows)
     left_out: list[ExcludedRow] = []
-    places: dict[Row, str] = {}
     for located in rows:
-        first = places.setdefault(located.row, located.place)
+        first = firsts[located.row].place
         if first != located.place:
             left_out.append(ExcludedRow(located.place, f"repeats {first}, which is counted once"))
         elif not located.row.is_confirmed:
             left_out.append(ExcludedRow(located.place, condition.UNCONFIRMED))
-    confirmed = [row for row in places if row.is_confirmed]
-    inputs = condition.bands(row.input_tokens for row in confirmed)
-    outputs = condition.bands(row.output_tokens for row in confirmed)
-    found: dict[tuple[tuple[str, str], ...], list[Row]] = defaultdict(list)
-    for row in confirmed:
-        found[tuple(condition.conditions_of(row, inputs, outputs).items())].append(row)
+    confirmed = [row for row in firsts if row.is_confirmed]
+    found: dict[tuple[tuple[str, str], ...], list[LocatedRow]] = defaultdict(list)
+    for row, conditions in zip(confirmed, condition.conditions_of(confirmed), strict=True):
+        found[tuple(conditions.items())].append(firsts[row])
     sets, letters = [], chain(ascii_uppercase, map(str, count(len(ascii_uppercase) + 1)))
     for shared, members in found.items():
-        repeated = _repeated(members, places, verified)
+        repeated = _repeated(members, verified)
         left_out += repeated.values()
-        once = [row for row in members if row not in repeated]
+        once = [each.row for each in members if each.row not in repeated]
         sets.append(ComparableSet(dict(shared), _ways(once, verified, letters)))
     return Comparison(tuple(sets), tuple(left_out))
 
 
-def _repeated(
-    rows: Sequence[Row], places: Mapping[Row, str], verified: Collection[Row]
-) -> dict[Row, ExcludedRow]:
+def _repeated(rows: Sequence[LocatedRow], verified: Collection[Row]) -> dict[Row, ExcludedRow]:
     """Returns the rows of a run and batch beside one: those of a run and of its traces are one
     figure."""
-    chosen: dict[tuple[object, ...], Row] = {}
+    kept: dict[tuple[object, ...], LocatedRow] = {}
     found = {}
-    for row in sorted(rows, key=lambda each: each not in verified):
-        run = run_of(row.source_tag) or places[row]
-        kept = chosen.setdefault((run, row.measurement_type, row.batch), row)
-        if kept.source_tag != row.source_tag:
-            why = f"is of the same run as {places[kept]}, which is counted once"
-            found[row] = ExcludedRow(places[row], why)
+    for each in sorted(rows, key=lambda each: each.row not in verified):
+        row, place = each.row, each.place
+        key = run_of(row.source_tag) or place, row.measurement_type, row.batch
+        if (first := kept.setdefault(key, each)).row.source_tag != row.source_tag:
+            why = f"is of the same run as {first.place}, which is counted once"
+            found[row] = ExcludedRow(place, why)
     return found
 
 
@@ -247,13 +240,7 @@ def as_page(comparison: Comparison) -> Page:
     return page
 
 
-# Lines of a color that lie on each other tell apart: a thin one, and wide dashes.
-_LINES: Final = {
-    Loop.CLOSED: ("-", 1.2),
-    Loop.OPEN: ("--", 2.8),
-    Loop.AT_ONCE: ("-.", 2.8),
-    Loop.UNKNOWN: (":", 2.8),
-}
+_LINES: Final = {Loop.CLOSED: "-", Loop.OPEN: "--", Loop.AT_ONCE: "-.", Loop.UNKNOWN: ":"}
 _BATCH: Final = "mean batch (sequences per decode step)"
 LINEAR: Final = "linear scaling"
 _COLORS: Final = 5  # the sixth is that of linear scaling
@@ -265,15 +252,13 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     A color is a set's, or a way's of a single set, and a line's style that of the arrivals. The
     first chart names them, unless they are too many: the tables have the letters.
     """
-    styles: list[tuple[Way, Series]] = []
-    subjects = comparison.headings[1]
+    subjects, styles = comparison.headings[1], []
     for number, (subject, of_set) in enumerate(zip(subjects, comparison.sets, strict=True)):
         for own, way in enumerate(of_set.ways):
             name = f"{way.letter}: {', '.join(filter(None, (subject, way.name)))}"
-            color = (number if len(comparison.sets) > 1 else own) % _COLORS
-            line, width = _LINES[way.arrivals]
-            style = Series(name, (), (), line, color=color, width=width, letter=way.letter)
-            styles.append((way, style))
+            color = (number if len(subjects) > 1 else own) % _COLORS
+            line = _LINES[way.arrivals]
+            styles.append((way, Series(name, (), (), line, color=color, letter=way.letter)))
     points = [(f"{way.letter} at {at.batch}", at.remarks) for way, _ in styles for at in way.points]
     about = ["The median of each batch", *remarked(points)]
     about += ["letters as in the tables"] if len(styles) > MOST_NAMED else []

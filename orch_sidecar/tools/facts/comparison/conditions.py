@@ -8,7 +8,7 @@ never averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
@@ -56,21 +56,24 @@ def bands(values: Iterable[int]) -> dict[int, str]:
     }
 
 
-def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str]) -> Conditions:
-    """Returns the conditions of a valid row. `inputs`, `outputs`: the bands of lengths."""
-    notes = row.notes
-    # Noted above 1; a row without any conditions knows nothing of ranks, either.
-    alone = "1" if names.ALWAYS_REPORTED[-1] in notes else UNKNOWN
-    known = {
-        **dict(zip(COLUMNS, row_fields(row), strict=True)),
-        "input_tokens": inputs[row.input_tokens],
-        "output_tokens": outputs[row.output_tokens],
-        "traffic": _traffic(notes),
-        names.DATA_PARALLEL: notes.get(names.DATA_PARALLEL, alone),
-        names.PREFIX_HIT_RATIO: _prefix_hits(notes),
-    }
-    named = (each.name for each in CONDITIONS)
-    return {name: known.get(name) or notes.get(name, UNKNOWN) for name in named}
+def conditions_of(rows: Sequence[Row]) -> Iterator[Conditions]:
+    """Yields the conditions of each of valid rows, with the bands of their lengths."""
+    inputs = bands(row.input_tokens for row in rows)
+    outputs = bands(row.output_tokens for row in rows)
+    for row in rows:
+        notes = row.notes
+        # Noted above 1; a row without any conditions knows nothing of ranks, either.
+        alone = "1" if names.ALWAYS_REPORTED[-1] in notes else UNKNOWN
+        known = {
+            **dict(zip(COLUMNS, row_fields(row), strict=True)),
+            "input_tokens": inputs[row.input_tokens],
+            "output_tokens": outputs[row.output_tokens],
+            "traffic": _traffic(notes),
+            names.DATA_PARALLEL: notes.get(names.DATA_PARALLEL, alone),
+            names.PREFIX_HIT_RATIO: _prefix_hits(notes),
+        }
+        named = (each.name for each in CONDITIONS)
+        yield {name: known.get(name) or notes.get(name, UNKNOWN) for name in named}
 
 
 def scheduling_of(notes: names.RowNotes) -> str:
