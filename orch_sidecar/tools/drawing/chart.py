@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 # Sizes, as of batches, that span more than this are crowded on a linear axis.
@@ -12,21 +11,15 @@ _WIDE: Final = 4.0
 MOST_NAMED: Final = 16  # of the same kind, in a legend or below a title
 
 
-class Look(StrEnum):
-    """How the values of a series are drawn."""
-
-    POINTS = "points"  # marked, and joined by a line
-    BARS = "bars"  # between edges, of which there is one more than values
-    SHARES = "shares"  # which share of the xs is up to each place of the axis; no ys
-
-
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points that look alike. `name`: empty where another chart of the picture explains the look.
+    """Marks that a line joins; with one x more than ys, bars between the xs; without ys, the share
+    of the xs up to each place of the axis.
 
-    `line`, `marker`: in matplotlib's notation, empty for none. `color`: an index into
-    `picture.COLORS`, which repeat. `letter`: is written on it. `hollow`: what does not count.
-    `margins`: half the interval around each y, None for none.
+    `name`: empty where another chart of the picture explains the look. `line`, `marker`: in
+    matplotlib's notation, empty for none. `color`: an index into `picture.COLORS`, which repeat.
+    `hollow`: what does not count. `margins`: half the interval around each y, None for none.
+    `letter`: is written on it.
     """
 
     name: str
@@ -35,10 +28,9 @@ class Series:
     line: str = "-"
     marker: str = "o"
     color: int = 0
-    letter: str = ""
     hollow: bool = False
-    look: Look = Look.POINTS
     margins: Sequence[float | None] = ()
+    letter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +69,8 @@ class Chart:
 
     @property
     def explained(self) -> list[str]:
-        """The names that a legend has: none of a line that is alone, unless it has a letter, nor
-        more than can be read."""
+        """The names that a legend has: none of a line that is alone and has no letter, and no more
+        than can be read."""
         alone = len(self.series) == 1 and not self.series[0].letter
         names = [each.name for each in self.series if each.name]
         return [] if alone or len(self.series) > MOST_NAMED else names
@@ -134,4 +126,4 @@ def bars_by_batch(
     edges = [batch - 0.5 for batch in (*batches, batches.stop)]
     x = Axis("sequences in the step", low=edges[0], high=edges[-1], whole=True)
     ys = [amounts.get(batch, 0.0) for batch in batches]
-    return Chart(title, about, x, Axis(label), [Series("steps", edges, ys, look=Look.BARS)], marked)
+    return Chart(title, about, x, Axis(label), [Series("steps", edges, ys)], marked)

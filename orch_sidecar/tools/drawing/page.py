@@ -18,7 +18,6 @@ from orch_sidecar.tools.drawing.texts import NONE, aligned, element, html_of, sh
 
 # The page loads nothing, whatever a name in it contains.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-_STYLE: Final = Path(__file__).with_name("page.css")
 
 # The head of each column of a table, and the text of a thing in it.
 Columns = Sequence[tuple[str, Callable[..., str]]]
@@ -42,7 +41,7 @@ class Page:
             element("meta", **{"http-equiv": "Content-Security-Policy"}, content=_POLICY),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("title", self._title),
-            element("style", _STYLE.read_text(encoding="utf-8")),
+            element("style", Path(__file__).with_name("page.css").read_text(encoding="utf-8")),
         )
         main, numbers = element("main"), count()
         for part in self._parts:

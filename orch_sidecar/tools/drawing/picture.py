@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, fromstring
 
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Series
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Series
 from orch_sidecar.tools.drawing.texts import element, shown
 
 if TYPE_CHECKING:
@@ -28,15 +28,9 @@ FORMATS: Final = (".png", ".svg")
 # light for a line on white.
 COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#000001")
 _INK, _SOFT, _RULE, _PAPER, _BOUND = "#1a1d21", "#5b6470", "#d9dde2", "#fffffe", "#b3261e"
-# A page has these colors as variables, so that they follow its light or dark scheme.
-_VARIABLES: Final = {
-    **{color: f"var(--s{number})" for number, color in enumerate(COLORS)},
-    _INK: "var(--ink)",
-    _SOFT: "var(--soft)",
-    _RULE: "var(--rule)",
-    _PAPER: "var(--paper)",
-    _BOUND: "var(--bad)",
-}
+# A page has all of these as variables, so that they follow its light or dark scheme.
+_COLORS: Final = (*COLORS, _INK, _SOFT, _RULE, _PAPER, _BOUND)
+_VARIABLES: Final = ("s0", "s1", "s2", "s3", "s4", "s5", "ink", "soft", "rule", "paper", "bad")
 
 # Inches of one chart without its names, of its place in a picture with them, and of a line of a
 # legend; points of texts, which a phone shows at 4/5.
@@ -50,7 +44,6 @@ _BEYOND: Final = 1.1  # what a logarithmic axis shows beyond its values: equal o
 # Typographic points between letters that cover none of each other, and from one to its own point.
 _LETTER: Final = 13.0
 _ASIDE: Final = (0, 14, -14, 28, 42, 56, 70, 84)
-_MARKS: Final = ("-", "--", ":")  # the lines of marks in turns, but for bounds
 
 # matplotlib's settings.
 _STYLE: Final[dict[str, Any]] = {
@@ -77,14 +70,15 @@ _STYLE: Final[dict[str, Any]] = {
 }
 
 
-def require(path: Path | None = None) -> None:
-    """Raises ValueError for a suffix that is not in FORMATS, and without matplotlib."""
+def require(path: Path | None = None) -> Any:
+    """Returns matplotlib. Raises ValueError without it, and for a suffix that is not in FORMATS."""
     if path is not None and path.suffix.lower() not in FORMATS:
         raise ValueError(f"{path}: the suffix of a plot must be {' or '.join(FORMATS)}")
     try:
-        import matplotlib.figure  # noqa: F401 (is it installed?)
+        import matplotlib.figure
     except ImportError as error:
         raise ValueError(f"pictures need matplotlib: pip install matplotlib ({error})") from error
+    return matplotlib
 
 
 def drawn(suffix: str, title: str, charts: Sequence[Chart]) -> bytes:
@@ -92,17 +86,13 @@ def drawn(suffix: str, title: str, charts: Sequence[Chart]) -> bytes:
     accepted. Raises ValueError without a chart or matplotlib."""
     if not charts:
         raise ValueError("a plot needs at least one chart, and there is nothing to draw")
-    require()
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
+    matplotlib = require()
     columns = len(charts) if len(charts) <= 3 else 2
     rows = -(-len(charts) // columns)
     explained = (sum(1 + len(name) // _LINE_CHARACTERS for name in c.explained) for c in charts)
     width, height = _PLACE[0], _PLACE[1] + _LINE * max(explained)
-    style: Any = {**_STYLE, "svg.hashsalt": "orch"}
-    with rc_context(style):
-        figure = Figure((columns * width, rows * height), layout="constrained")
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": "orch"}):
+        figure = matplotlib.figure.Figure((columns * width, rows * height), layout="constrained")
         places = figure.subplots(rows, columns, squeeze=False).flat
         figure.suptitle(_wrapped(title, _LINE_CHARACTERS * columns), fontsize=_POINTS + 2)
         for chart, axes in zip(charts, places, strict=False):
@@ -120,23 +110,19 @@ def element_of(chart: Chart, number: int) -> Element:
     `number`: of the pictures of the page, which makes its ids its own. Its texts are texts. Raises
     ValueError.
     """
-    require()
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
+    matplotlib = require()
     title, about = f"picture-{number}-title", f"picture-{number}-about"
-    style: Any = {**_STYLE, "svg.hashsalt": f"orch-{number}", "svg.fonttype": "none"}
-    with rc_context(style):
-        figure = Figure(_SIZE)
+    salt = {"svg.hashsalt": f"orch-{number}", "svg.fonttype": "none"}
+    with matplotlib.rc_context({**_STYLE, **salt}):
+        figure = matplotlib.figure.Figure(_SIZE)
         _draw(figure.add_axes((0.0, 0.0, 1.0, 1.0)), chart)
         drawing = _saved(figure, "svg", pad_inches=0.02, transparent=True)
     root = fromstring(drawing)  # noqa: S314 (matplotlib has just written it)
     _make_part_of_page(root)
     del root.attrib["width"], root.attrib["height"]
     root.attrib |= {"class": "chart", "role": "img", "aria-labelledby": f"{title} {about}"}
-    names = element("title", chart.title, id=title), element("desc", chart.about, id=about)
-    for place, each in enumerate(names):
-        root.insert(place, each)
+    root.insert(0, element("title", chart.title, id=title))
+    root.insert(1, element("desc", chart.about, id=about))
     return root
 
 
@@ -157,8 +143,8 @@ def _make_part_of_page(each: Element) -> None:
     found = {name.rpartition("}")[2]: value for name, value in each.attrib.items()}
     if each.tag == "g":
         found.pop("id", None)  # those of groups are equal in all pictures; others have their salt
-    for color, variable in _VARIABLES.items():
-        found = {name: value.replace(color, variable) for name, value in found.items()}
+    for color, variable in zip(_COLORS, _VARIABLES, strict=True):
+        found = {name: value.replace(color, f"var(--{variable})") for name, value in found.items()}
     each.attrib = found
     for child in list(each):
         _make_part_of_page(child)
@@ -168,13 +154,9 @@ def _make_part_of_page(each: Element) -> None:
 
 def _draw(axes: Axes, chart: Chart) -> None:
     """Draws a chart on its axes, with a legend: the only place where one is drawn."""
-    samples = [_add_series(axes, each) for each in chart.series]
-    named = [
-        (sample, each.name)
-        for sample, each in zip(samples, chart.series, strict=True)
-        if each.name in chart.explained
-    ]
-    for mark, line in zip(chart.marked, cycle(_MARKS), strict=False):
+    named = [(_add_series(axes, each), each.name) for each in chart.series]
+    named = [each for each in named if each[1] in chart.explained]
+    for mark, line in zip(chart.marked, cycle(("-", "--", ":")), strict=False):
         draw = axes.axhline if mark.horizontal else axes.axvline
         style, color = ("-.", _BOUND) if mark.is_bound else (line, _INK)
         named.append((draw(mark.at, linestyle=style, color=color, linewidth=1.1), mark.name))
@@ -183,19 +165,17 @@ def _draw(axes: Axes, chart: Chart) -> None:
     _add_letters(axes, chart.series)
     if named:
         short = all(len(name) <= _SHORT_CHARACTERS for _, name in named)
-        axes.legend(
-            [sample for sample, _ in named],
-            [_wrapped(name, _LINE_CHARACTERS) for _, name in named],
-            **{"ncols": 2 if short else 1, "loc": "upper left", "bbox_to_anchor": (-0.03, -0.2)},
-        )
+        names = [_wrapped(name, _LINE_CHARACTERS) for _, name in named]
+        below: Any = {"loc": "upper left", "bbox_to_anchor": (-0.03, -0.2)}
+        axes.legend([sample for sample, _ in named], names, ncols=2 if short else 1, **below)
 
 
 def _add_series(axes: Axes, series: Series) -> Any:
     """Draws a series; returns what shows it in a legend."""
     color = COLORS[series.color % len(COLORS)]
-    if series.look is Look.SHARES:
+    if not series.ys:
         return axes.ecdf(series.xs, color=color, linestyle=series.line)
-    if series.look is Look.BARS:
+    if len(series.xs) > len(series.ys):
         return axes.stairs(series.ys, series.xs, fill=True, color=color, alpha=0.8)
     margins = [each or 0.0 for each in series.margins] or None
     # Of lines with letters, a solid one and wide dashes of its color are seen on each other.

@@ -19,7 +19,7 @@ from orch_sidecar.tools.bench.results.result import (
     Result,
     Status,
 )
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, bars_by_batch
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Marked, Series, bars_by_batch
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text, percent, value_text
 from orch_sidecar.tools.facts.labels.figures import percentile
@@ -217,7 +217,7 @@ def distribution(runs: Sequence[measures.Times]) -> Chart:
         axis = Axis("ms", log=True, low=max(least, most / 1000), high=most)
     names = ("a", "b") if len(runs) > 1 else ("",)
     series = [
-        Series(name, times.values, (), line, "", number, look=Look.SHARES)
+        Series(name, times.values, (), line, "", number)
         for number, (name, times, line) in enumerate(zip(names, runs, ("-", "--"), strict=False))
     ]
     marks = [
@@ -263,7 +263,7 @@ def over_time(result: Result) -> Iterator[Chart]:
         "answer count as evenly spread.",
         time,
         Axis("tokens/s"),
-        [Series("tokens/s", edges, rates, look=Look.BARS)],
+        [Series("tokens/s", edges, rates)],
         [Marked(f"mean {number_text(mean)}", mean, horizontal=True)],
     )
     waits = [

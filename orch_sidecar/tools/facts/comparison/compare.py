@@ -6,7 +6,7 @@ Pure. docs/reference/facts.md has the rules: what a set, a way of batching and a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from statistics import fmean, median

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, by_size
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, element_of, require
 from orch_sidecar.tools.drawing.texts import html_of
 from tests.fuzz import examples
@@ -100,8 +100,8 @@ def test_names_are_no_formulas_and_stay_text() -> None:
 
 def test_every_look_is_drawn() -> None:
     looks = [
-        Series("bars", (0, 1, 2), (5, 3), look=Look.BARS),
-        Series("shares", (0, 1, 2), (), "--", color=1, look=Look.SHARES),
+        Series("bars", (0, 1, 2), (5, 3)),
+        Series("shares", (0, 1, 2), (), "--", color=1),
         Series("points", (1, 2), (3, 4), margins=(0.5, None)),
         Series("hollow", (2,), (5,), "", hollow=True),
     ]
