@@ -132,7 +132,7 @@ def scaling(point: tuple[float, float], base: tuple[float, float]) -> tuple[floa
     """Returns the speed-up of a point over a base, both by their size and tokens/s, and its
     efficiency: the speed-up over the growth of the size, 1 of what is perfectly parallel."""
     speed_up = point[1] / base[1]
-    return speed_up, speed_up * base[0] / point[0]
+    return speed_up, speed_up / (point[0] / base[0])
 
 
 def overlap(served: Sequence[CompletedRequest]) -> int:
