@@ -227,7 +227,7 @@ def _stale(seen: Observation) -> Iterator[Rule]:
     """
     if (run := seen.times) is None or (states := seen.states) is None:
         return
-    saved_s, again_s = states.before.observed_at_s, states.after.observed_at_s
+    saved_s, again_s = (state.observed_at.timestamp() for _, state in states.ends)
     window_s, busy_s, apart_s = run.window_s, states.grew("busy_s"), again_s - saved_s
     began_s, ended_s, end_s = run.began_at_s, run.ended_at_s, run.local_end_s
     first_s, read_s = run.first_tokens_s, states.grew("prefill_s") or 0.0

@@ -6,6 +6,7 @@ source does not contain is empty or None here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,22 +79,12 @@ class States:
     @property
     def batches(self) -> Batches:
         """What the decode steps in between had; those that also prefilled prompts do not count."""
-        earlier = self.before.steps_by_batch
-        ran = {
-            batch: more
-            for batch, (count, _) in self.after.steps_by_batch.items()
-            if (more := count - earlier.get(batch, (0, 0.0))[0]) > 0
-        }
-        steps = sum(ran.values())
-        if not steps:
+        ran = Counter({batch: count for batch, (count, _) in self.after.steps_by_batch.items()})
+        ran -= Counter({batch: count for batch, (count, _) in self.before.steps_by_batch.items()})
+        if not (steps := ran.total()):
             return Batches(0, 0, 0.0)
-        return Batches(
-            steps,
-            max(ran),
-            sum(batch * count for batch, count in ran.items()) / steps,
-            sum(count for batch, count in ran.items() if batch > 1) / steps,
-            ran,
-        )
+        mean = sum(batch * count for batch, count in ran.items()) / steps
+        return Batches(steps, max(ran), mean, (steps - ran[1]) / steps, dict(ran))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,17 +167,16 @@ class Observation:
     @property
     def supply_target(self) -> float:
         """As `target`, but no more than the cache holds: what must be there, if not in a step."""
-        before, tokens = None if self.states is None else self.states.before, self._tokens
-        if before is None or before.kv_tokens_total is None or not tokens:
-            return self.target
-        return max(1.0, min(self.target, before.kv_tokens_total / tokens))
+        return self.target if self._cached is None else max(1.0, min(self.target, self._cached))
 
     @property
-    def _tokens(self) -> float | None:
-        """The tokens of a sequence at its end, as far as they are known."""
-        if self.input_tokens is None or self.output_tokens is None or not self.answered:
+    def _cached(self) -> float | None:
+        """The sequences of this length that the KV cache holds at their end, if it is known."""
+        cache = None if self.states is None else self.states.before.kv_tokens_total
+        if None in (cache, self.input_tokens, self.output_tokens) or not self.answered:
             return None
-        return (self.input_tokens + self.output_tokens) / self.answered
+        each = ((self.input_tokens or 0) + (self.output_tokens or 0)) / self.answered
+        return (cache or 0) / each if each else None
 
     @property
     def limited_by(self) -> str | None:
@@ -203,8 +193,7 @@ class Observation:
             decoded = self.batches.steps * self.batches.mean
             if decoded < later_tokens * thresholds.DECODED_SHARE:
                 return "prompts"
-            cache, each = before.kv_tokens_total, self._tokens
-            if cache is not None and each is not None and cache < self.target * each:
+            if self._cached is not None and self._cached < self.target:
                 return "memory"
         return None
 

@@ -105,11 +105,6 @@ class Snapshot:
     prefill_s: _Seconds | None = at("prefill.seconds", default=None)
 
     @property
-    def observed_at_s(self) -> float:
-        """The Unix time at which the engine reported."""
-        return self.observed_at.timestamp()
-
-    @property
     def in_engine(self) -> int:
         """All sequences in the engine."""
         return self.foreign + self.leased
@@ -138,9 +133,8 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
             f"the engine of the pool {entry.get('pool')!r} has not reported yet: "
             f"it is {entry.get('state')}"
         )
-    more = {"generation": document["generation"]} if "generation" in document else {}
     try:
-        return _SNAPSHOT.validate_python({**entry, **more})
+        return _SNAPSHOT.validate_python({**entry, "generation": document.get("generation", 0)})
     except ValidationError as error:
         problem = first_problem(error)
     hidden = problem.startswith("prefix_cache")

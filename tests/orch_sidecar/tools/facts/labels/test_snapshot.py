@@ -18,7 +18,7 @@ def test_snapshot_has_the_values_of_the_document() -> None:
     assert found.weights == "/models/tiny"
     assert found.conditions == CONDITIONS
     assert (found.busy_s, found.state, found.age_ms) == (0.5, "ready", 100)
-    assert found.observed_at_s == 1795262400.0
+    assert found.observed_at.timestamp() == 1795262400.0
 
 
 def test_rank_is_noted_where_there_are_several() -> None:
