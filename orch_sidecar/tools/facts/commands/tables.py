@@ -279,7 +279,7 @@ def verdicts_of(
     found: dict[tuple[str, int | None], Verified] = {}
     for table in tables:
         lines = {each.record.line: verdicts[each.row] for each in valid_rows(table)}
-        for line, faults in groupby(check(table), lambda fault: fault.line):
+        for line, faults in groupby(check(table), lambda fault: fault.record.line):
             lines[line] = Verified(Verdict.FAILED, [fault.text for fault in faults])
         found |= {(table.name, record.line): lines[record.line] for record in table.rows}
     return found

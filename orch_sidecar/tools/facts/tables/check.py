@@ -23,7 +23,6 @@ from orch_sidecar.tools.facts.tables.row import (
     Label,
     Row,
     format_notes,
-    measurement_key,
     run_of,
     violated_rule,
 )
@@ -37,36 +36,28 @@ _SHOWN_CHARACTERS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `line` and `column` count from 1; `name` is the name of the column."""
+    """One fault of a field of a record, or of the one that it lacks or has too many.
 
-    file: str
-    line: int
-    column: int
-    name: str
-    value: str
+    `index`: of the field. `found`: what is wrong in it, None for all of it.
+    """
+
+    record: Record
+    index: int
     rule: str
-
-    @classmethod
-    def at(cls, record: Record, index: int, rule: str, value: str | None = None) -> Fault:
-        """Returns the fault of one field of a record, or of one that it lacks or has too many.
-
-        `value`: what is wrong in the field, None for all of it.
-        """
-        name = COLUMNS[index] if index < len(COLUMNS) else "(no column)"
-        if value is None:
-            value = record.fields[index] if index < len(record.fields) else ""
-        return cls(record.file, record.line, index + 1, name, value, rule)
+    found: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}: {self.text}"
+        """The text with its location; lines and columns count from 1."""
+        return f"{self.record.file}:{self.record.line}:{self.index + 1}: {self.text}"
 
     @property
     def text(self) -> str:
         """The column, its value and the rule, without the location."""
-        value = self.value
+        name, field = (*COLUMNS, "(no column)")[self.index], (*self.record.fields, "")[self.index]
+        value = field if self.found is None else self.found
         if len(value) > _SHOWN_CHARACTERS:
             value = f"{value[: _SHOWN_CHARACTERS - 1]}…"
-        return f"{self.name} {value!r}: {self.rule}"
+        return f"{name} {value!r}: {self.rule}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +78,8 @@ def check(table: Table) -> list[Fault]:
     firsts = distinct(rows)
     for located in rows:
         if (first := firsts[located.row]) is not located:
-            faults.append(Fault.at(located.record, 0, f"the row repeats line {first.record.line}"))
-    return sorted([*faults, *conflicts(firsts.values())], key=lambda fault: fault.line)
+            faults.append(Fault(located.record, 0, f"the row repeats line {first.record.line}"))
+    return sorted([*faults, *conflicts(firsts.values())], key=lambda fault: fault.record.line)
 
 
 def merge(tables: Sequence[Table]) -> Table | list[Fault]:
@@ -119,14 +110,14 @@ def conflicts(rows: Iterable[LocatedRow]) -> list[Fault]:
     labelled: dict[str, LocatedRow] = {}
     faults = []
     for located in rows:
-        row, noted = located.row, None
+        row, claim = located.row, None
         run, label = run_of(row.source_tag), row.stated_label
         first = located if run is None or label is None else labelled.setdefault(run, located)
         if (other := first.row.stated_label) is not label:
             index = COLUMNS.index("measurement_type" if row.is_confirmed else "scenario_notes")
-            noted = None if row.is_confirmed else row.notes.pair("claim")
+            claim = None if row.is_confirmed else row.notes.pair("claim")
             rule = f"{first.place} has {str(other)!r} for the same run, {run}: a run has one label"
-        elif (first := measured.setdefault(measurement_key(row), located)) is not located:
+        elif (first := measured.setdefault(row.measurement, located)) is not located:
             pairs = ((getattr(each, name) for each in (row, first.row)) for name in COLUMNS)
             index = next(index for index, (one, two) in enumerate(pairs) if one != two)
             kind = "one run" if row.source_tag.startswith(BENCH) else "an identical key"
@@ -134,7 +125,7 @@ def conflicts(rows: Iterable[LocatedRow]) -> list[Fault]:
             rule = f"{value} for the same measurement ({kind})"
         else:
             continue
-        faults.append(Fault.at(located.record, index, rule, noted))
+        faults.append(Fault(located.record, index, rule, claim))
     return faults
 
 
@@ -161,11 +152,11 @@ def _parsed(table: Table) -> tuple[list[LocatedRow], list[Fault]]:
 def header_fault(table: Table) -> Fault | None:
     """Returns the first difference between the header and the 13 columns, None if there is none."""
     rule = f"the header must be {','.join(COLUMNS)}; rows under another header are not checked"
-    header = table.header or Record(table.name, 1, ())
+    header = table.records[0] if table.records else Record(table.name, 1, ())
     for index, (name, column) in enumerate(zip_longest(header.fields, COLUMNS)):
         if name != column:
             unseen = invisible_rule(name or "")
-            return Fault.at(header, index, f"{unseen}; {rule}" if unseen else rule)
+            return Fault(header, index, f"{unseen}; {rule}" if unseen else rule)
     return None
 
 
@@ -174,21 +165,21 @@ def parse_row(record: Record) -> Row | list[Fault]:
     other rows."""
     count, expected = len(record.fields), len(COLUMNS)
     if not count:
-        return [Fault.at(record, 0, "an empty line is not a row")]
+        return [Fault(record, 0, "an empty line is not a row")]
     if count != expected:
         why = (
             "one is missing here or before" if count < expected else "a comma in one must be quoted"
         )
         rule = f"the row has {count} fields, not {expected}: {why}"
-        return [Fault.at(record, min(count, expected), rule)]
+        return [Fault(record, min(count, expected), rule)]
     values = dict(zip(COLUMNS, record.fields, strict=True))
     rules = [violated_rule(name, value) for name, value in values.items()]
-    if faults := [Fault.at(record, index, rule) for index, rule in enumerate(rules) if rule]:
+    if faults := [Fault(record, index, rule) for index, rule in enumerate(rules) if rule]:
         return faults
     row = Row(**{name: of_type(values[name]) for name, of_type in TYPES.items()})
     found = contradictions(row)
-    faults = [Fault.at(record, COLUMNS.index(name), rule, noted) for name, noted, rule in found]
-    return sorted(faults, key=lambda fault: fault.column) or row
+    faults = [Fault(record, COLUMNS.index(name), rule, noted) for name, noted, rule in found]
+    return sorted(faults, key=lambda fault: fault.index) or row
 
 
 def check_row(row: Row) -> None:

@@ -29,13 +29,11 @@ from orch_sidecar.tools.facts.tables.row import (
 )
 
 _UNSCHEDULED: Final = (names.Loop.CLOSED, names.Loop.AT_ONCE)
-# Notes of rows whose batching is known, and of those to be confirmed.
+# Notes of rows whose batching is known.
 _CONFIRMED_NOTES: Final = (names.BATCH_MEAN, names.BATCH_MAX)
-_CLAIM_NOTES: Final = ("claim", "batch_is")
 # The precisions of a model that is not quantized, as vLLM loads it.
 _PRECISIONS: Final = ("BF16", "FP16", "FP32")
 # The figures of an import without details are the tool's own, which it accepts within this share.
-_TOOLS_OWN: Final = "window_is"
 _TOOLS_TOLERANCE: Final = 0.001
 
 # A note or a column, whether it violates a rule, and the rule.
@@ -68,32 +66,36 @@ def load_rules(
     """
     if label not in MEANINGS:
         return
-    allowed, single = MEANINGS[label].arrivals, label is Label.SINGLE_STREAM
-    yield "arrivals", arrivals not in allowed, f"must be {' or '.join(allowed)} for {label}"
-    if at_once is not None:
-        number = "1" if single else "above 1"
-        yield "at_once", (at_once == 1) is not single, f"must be {number} for {label}"
-        few = label is Label.OFFLINE and 1 < at_once < at_least
-        why = f"for {label}: so many this engine can batch"
-        yield "at_once", few, f"must be at least {at_least} {why}"
+    allowed, why = MEANINGS[label].arrivals, f"for {label}"
+    yield "arrivals", arrivals not in allowed, f"must be {' or '.join(allowed)} {why}"
+    yield _alone("at_once", at_once, label is Label.SINGLE_STREAM, why)
+    few = label is Label.OFFLINE and 1 < (at_once or 1) < at_least
+    yield "at_once", few, f"must be at least {at_least} {why}: so many this engine can batch"
+
+
+def _alone(name: str, found: int | None, alone: bool, why: str) -> Rule:
+    """Returns the rule that a number is 1, or that it is not."""
+    violated = found is not None and (found == 1) is not alone
+    return name, violated, f"must be {'1' if alone else 'above 1'} {why}"
 
 
 def _label(row: Row, notes: RowNotes) -> Iterator[Rule]:
     """Compares the label with batching, profile and batch, and the label or the one that is claimed
     with the load."""
+    claims = ("none", *Label)
+    yield "claim", notes.get("claim") not in claims, f"must be one of {', '.join(claims)}"
     if (label := row.stated_label) is None:
         return
     yield from load_rules(label, notes.arrivals, notes.count("at_once"))
     scheduled = label is Label.BATCHED_ONLINE
     yield "rate_per_s", not scheduled, f"must be absent for {label}: there is no schedule"
     if row.is_confirmed:
-        batching, single = MEANINGS[label].batching, label is Label.SINGLE_STREAM
+        batching, largest = MEANINGS[label].batching, notes.count(names.BATCH_MAX)
         yield "batching", notes["batching"] != batching, f"must be {batching} for {label}"
         named = PROFILE_LABELS.get(profile := notes.get("profile", ""), label)
         yield "profile", named is not label, f"must not be {profile} for {label}: it is {named}"
-        largest, number = notes.count(names.BATCH_MAX), "1" if single else "above 1"
-        wrong = ((largest or row.batch) == 1) is not single
-        yield names.BATCH_MAX if largest else "batch", wrong, f"must be {number} for {label}"
+        name, alone = names.BATCH_MAX if largest else "batch", label is Label.SINGLE_STREAM
+        yield _alone(name, largest or row.batch, alone, f"for {label}")
 
 
 def _absent(row: Row, notes: RowNotes) -> Iterator[Rule]:
@@ -101,7 +103,7 @@ def _absent(row: Row, notes: RowNotes) -> Iterator[Rule]:
     arrivals, served_as = notes.get("arrivals"), notes.get("served_as")
     labelled, arrived = f" for {row.measurement_type}", f" with arrivals={arrivals}"
     rules = (
-        (_CLAIM_NOTES, row.is_confirmed, labelled),
+        (("claim", "batch_is"), row.is_confirmed, labelled),
         (_CONFIRMED_NOTES, not row.is_confirmed, labelled),
         (("burstiness",), arrivals not in (None, Arrivals.GAMMA), arrived),
         (("rate_per_s",), notes.loop in _UNSCHEDULED, arrived),
@@ -116,10 +118,9 @@ def _absent(row: Row, notes: RowNotes) -> Iterator[Rule]:
 def _batch(row: Row, notes: RowNotes) -> Iterator[Rule]:
     """Compares the column `batch` and the clients with the notes that limit them."""
     batch, mean, largest = row.batch, notes.rounded(names.BATCH_MEAN), notes.count(names.BATCH_MAX)
-    at_once, stated = notes.count("at_once"), notes.pair("arrivals")
-    several, loop = notes.arrivals == Arrivals.CLOSED_LOOP, notes.arrivals == Arrivals.ONE_BY_ONE
-    yield "at_once", loop and at_once != 1, f"must be 1 with {stated}"
-    yield "at_once", several and at_once == 1, f"must be above 1 with {stated}"
+    if notes.loop is names.Loop.CLOSED:
+        alone, why = notes.arrivals is Arrivals.ONE_BY_ONE, f"with {notes.pair('arrivals')}"
+        yield _alone("at_once", notes.count("at_once"), alone, why)
     if mean is not None:
         noted = notes.pair(names.BATCH_MEAN)
         rounded = max(1, round(mean.least)) <= batch <= max(1, round(mean.most))
@@ -142,14 +143,10 @@ def _window(row: Row, notes: RowNotes) -> Iterator[Rule]:
     requests * (mean - 1/2) and requests * (mean + 1/2), and the throughput is the sum over the
     window. Nothing else is tolerated but the rounding of the window and of the throughput.
     """
-    requests, window, label = (
-        notes.count("requests"),
-        notes.rounded("window_s"),
-        row.measurement_type,
-    )
+    requests, window = notes.count("requests"), notes.rounded("window_s")
     if requests is None or window is None:
         return
-    if label in MIN_QUERIES:
+    if (label := row.measurement_type) in MIN_QUERIES:
         name, missing = names.PRELIMINARY, shortfalls(label, requests, window.most)
         absent = f"the note {name}=yes is missing: {'; '.join(missing)}"
         yield "", missing and name not in notes, absent
@@ -157,7 +154,7 @@ def _window(row: Row, notes: RowNotes) -> Iterator[Rule]:
         unneeded = not shortfalls(label, requests, window.least)
         yield name, unneeded, f"must be absent: {enough}"
     if window.most > 0:
-        tokens, share = row.output_tokens, _TOOLS_TOLERANCE if _TOOLS_OWN in notes else 0.0
+        tokens, share = row.output_tokens, _TOOLS_TOLERANCE if "window_is" in notes else 0.0
         least = max(1, -(-requests * (2 * tokens - 1) // 2))
         most = requests * (2 * tokens + 1) // 2
         lowest = least / window.most * (1 - share)
@@ -185,8 +182,7 @@ def _times(row: Row, notes: RowNotes) -> Iterator[Rule]:
     so at least `n - ceil((n - 1) p / 100)` of these values are as large as it or larger.
     """
     window, requests = notes.rounded("window_s"), notes.count("requests")
-    loops = {Arrivals.ONE_BY_ONE.value: 1, Arrivals.CLOSED_LOOP.value: notes.count("at_once")}
-    clients = loops.get(notes.arrivals or "")
+    clients = 1 if notes.arrivals is Arrivals.ONE_BY_ONE else notes.count("at_once")
     ordered = [(time_note("ttft", at), time_note("latency", at), "") for at in PERCENTILES]
     for name in TIMES:
         stated = [note for at in PERCENTILES if (note := time_note(name, at)) in notes]
@@ -196,15 +192,15 @@ def _times(row: Row, notes: RowNotes) -> Iterator[Rule]:
         for at in PERCENTILES:
             note, early = time_note(name, at), time_note(name, at, early=True)
             least, took = least_samples(at), notes.rounded(note)
-            few = requests is not None and requests < least
             why = f"with requests={requests}: at least {least} are needed"
-            yield early, few, f"must be absent {why}"
+            yield early, (requests or least) < least, f"must be absent {why}"
             ordered.append((note, early, ""))
             if window is None or took is None:
                 continue
             longer = took.least / 1000 > window.most
             yield note, longer, f"must be at most {notes.pair('window_s')}"
-            if name == "latency" and clients and requests and not longer:
+            closed = name == "latency" and notes.loop is names.Loop.CLOSED and not longer
+            if closed and clients and requests:
                 as_long = requests - -(-(requests - 1) * at // 100)
                 too_long = as_long * took.least / 1000 > clients * window.most
                 answers = f"{as_long} of {requests} requests took at least this"
@@ -227,6 +223,9 @@ def _engine(row: Row, notes: RowNotes) -> Iterator[Rule]:
         yield name, notes[name] != value, f"must equal the column {name}, {value}"
     hits = notes.get("prefix_caching") == "off" and notes.number(names.PREFIX_HIT_RATIO)
     yield names.PREFIX_HIT_RATIO, hits, "must be 0 with prefix_caching=off"
+    given = notes.given
+    wrong = len({*given} & {*COLUMNS}) < len(given)
+    yield names.GIVEN, wrong, "must be names of columns, each once, separated by commas: engine,gpu"
     drafts = notes.get("speculative", "").partition(":")[2]
     most = 1 + int(drafts) if drafts else math.inf  # one token, and the drafts
     more = (notes.number("acceptance_length") or 0) > most
@@ -235,7 +234,7 @@ def _engine(row: Row, notes: RowNotes) -> Iterator[Rule]:
     # declared may have any name.
     method, precision, gpu, count = notes.get("quantization"), row.precision, row.gpu, row.gpu_count
     expected = _PRECISIONS if method == "none" else (str(method).upper(),)
-    other = "precision" not in notes.given and precision not in expected
+    other = "precision" not in given and precision not in expected
     rule = f"must have the precision {' or '.join(expected)}, not {precision}"
     yield "quantization", other, rule
     on_cpu = gpu == "CPU" or gpu.startswith("CPU ")

@@ -67,7 +67,7 @@ def append(path: Path, rows: Sequence[Row]) -> int:
         table = check_appendable(path)
         firsts = distinct([*valid_rows(table), *valid_rows(made)]).values()
         for fault in conflicts(firsts):
-            if fault.file == _ADDED:
+            if fault.record.file == _ADDED:
                 raise Unavailable(str(fault))
         added = [each.record.fields for each in firsts if each.record.file == _ADDED]
         if added or not path.exists():
@@ -81,10 +81,9 @@ def check_appendable(path: Path) -> Table:
     Raises what `append` would raise for this file, whatever the rows. Writes nothing.
     """
     table = read(path) if path.exists() else Table(str(path))
-    if table.header is None:
+    if not table.records:
         table = with_records(table, [COLUMNS])
-    fault = header_fault(table)
-    if fault is not None:
+    if (fault := header_fault(table)) is not None:
         raise ValueError(str(fault))
     return table
 

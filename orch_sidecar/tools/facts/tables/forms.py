@@ -14,13 +14,9 @@ from typing import Final, NamedTuple
 
 # A float keeps fifteen digits.
 _WHOLE: Final = "0|[1-9][0-9]{0,14}"
-_DECIMAL: Final = r"(0|[1-9][0-9]{0,14})(\.[0-9]+)?"
 # A float as `format_notes` formats it.
 _FLOAT: Final = r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,2})?"
 
-# What a reader cannot see must not distinguish two values. Line breaks have a rule of their own,
-# where they are allowed at all.
-_LINE_BREAKS: Final = "\n\r"
 # Letters and marks without a shape: `Default_Ignorable_Code_Point` of Unicode, as far as Python
 # calls them printable, and the blank pattern of Braille.
 _WITHOUT_SHAPE: Final = re.compile(
@@ -103,17 +99,18 @@ TEXT: Final = Form(
 )
 THROUGHPUT: Final = Form(
     "tokens per second, a decimal number above 0 such as 92.72",
-    _DECIMAL,
+    rf"({_WHOLE})(\.[0-9]+)?",
     lambda value: value > 0,
     decimals=(4,),
 )
 
 
 def invisible_rule(value: str) -> str | None:
-    """Returns the rule that a cell's characters violate, with the first of them; None if none."""
+    """Returns the rule that a cell's characters violate, with the first of them; None if none. What
+    a reader cannot see must not distinguish two values; line breaks have a rule of their own."""
     for place, character in enumerate(value, 1):
         visible = character.isprintable() and not _WITHOUT_SHAPE.match(character)
-        if not visible and character not in _LINE_BREAKS:
+        if not visible and character not in "\n\r":
             return f"must not contain {_name(character)} (character {place} of the cell)"
     return None
 

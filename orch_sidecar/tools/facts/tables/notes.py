@@ -1,29 +1,26 @@
 """The notes in `scenario_notes` that have a form: their names, and what their values must be.
 
-Pure. Notes with other names are free text. `SETTINGS` are what the plugin, its document and its
-spans call the engine's conditions; a `Condition` of a row is one of these, a column, or what else
-keeps rows apart.
+Pure. `docs/reference/facts.md` has their meaning; notes with other names are free text. `SETTINGS`
+are what the plugin, its document and its spans call the engine's conditions; a `Condition` of a row
+is one of these, a column, or what else keeps rows apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import forms
 from orch_sidecar.tools.facts.tables.forms import ABOVE_0, Form, number, one_of, whole
 
-_SHARE: Final = number("", 0, 1)
-
-
-_DECLARED: Final[dict[str, Form]] = {}
+FORMS: Final[dict[str, Form]] = {}  # of notes, by their names
 
 
 def _note(name: str, form: Form) -> str:
     """Declares the form of a note, and returns its name."""
-    _DECLARED[name] = form
+    FORMS[name] = form
     return name
 
 
@@ -58,15 +55,11 @@ class Arrivals(StrEnum):
         return Loop.AT_ONCE if self is Arrivals.AT_ONCE else Loop.OPEN
 
 
-# Sequences per decode step: the mean over the steps of the window, and the largest. The column
-# `batch` is the mean, rounded.
 BATCH_MEAN: Final = _note("batch_mean", number("", 1, decimals=(3,)))
 BATCH_MAX: Final = _note("batch_max", whole(1))
-# Of all requests, those that met the SLO.
+_SHARE: Final = number("", 0, 1)
 GOODPUT_SHARE: Final = _note("goodput_share", _SHARE)
-# The bounds of the SLO, in milliseconds.
 SLOS: Final = ("slo_ttft_ms", "slo_tpot_ms", "slo_latency_ms")
-# Of a run of requests for several sequences: the mean number of requests that were decoded at once.
 BATCH_REQUESTS: Final = _note("batch_requests", number("", 1))
 
 UNKNOWN: Final = "unknown"
@@ -96,14 +89,11 @@ class Condition:
 
 # vLLM's names of methods, types and backends.
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.+/-]*"
-_DRAFTS: Final = r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,2})?"
+_DRAFTS: Final = rf"{_NAME}(?::[1-9][0-9]{{0,2}})?"
 _OFFLOAD: Final = r"[A-Za-z][A-Za-z0-9_]*(?::[0-9.]+(?:e[+-]?[0-9]{1,2})?)?"
 _LOADED: Final = r"(?:dummy:|random:)?[0-9a-f]{16}"
 
-# Of how many data-parallel ranks the engine was one; noted above 1.
-DATA_PARALLEL: Final = "data_parallel"
-# The model as the engine loaded it: digits of a digest of its configuration in effect and of its
-# parameters, with "dummy:" or "random:" before them where its weights mean nothing.
+DATA_PARALLEL: Final = "data_parallel"  # noted above 1
 LOADED: Final = "loaded"
 
 # How the engine was configured, as it reports it: notes, which are a part of a row's identity.
@@ -140,41 +130,31 @@ SETTINGS: Final = (
 SETTING_NAMES: Final = tuple(each.name for each in SETTINGS)
 # By every engine; versions before do not report the others.
 ALWAYS_REPORTED: Final = SETTING_NAMES[: SETTING_NAMES.index(DATA_PARALLEL)]
-# Prompt tokens found in the prefix cache over prompt tokens looked up in it, of the window: 0 to 1.
 PREFIX_HIT_RATIO: Final = _note("prefix_hit_ratio", _SHARE)
 
-# What limits the trust in a figure. Rows that differ in one of these are not averaged.
+# What limits the trust in a figure: rows that differ in one of these are not averaged.
 GIVEN: Final = "given"  # the columns that the user declared: "engine,gpu"
 _YES: Final = one_of("yes")
 PRELIMINARY: Final = _note("preliminary", _YES)  # too short to be published
-# Requests of the scenario lie outside of the interval that was read.
 CUT: Final = _note("cut", one_of("before", "after", "before,after"))
 CLIENT_BOTTLENECK: Final = _note("client_bottleneck", _YES)
-# Of the states of the engine by which another tool's run was judged.
 STATES: Final = _note("states", one_of("unsigned"))
-# Of the evidence file beside the table.
-EVIDENCE: Final = _note(
-    "evidence", Form("sha256: and 64 hexadecimal digits", r"sha256:[0-9a-f]{64}")
-)
-
+_DIGEST: Final = Form("sha256: and 64 hexadecimal digits", r"sha256:[0-9a-f]{64}")
+EVIDENCE: Final = _note("evidence", _DIGEST)  # of the file beside the table
 
 # Hexadecimal digits of a trace's SHA-256 in a note.
 TRACE_DIGITS: Final = 16
 _TRACE: Final = rf"[0-9a-f]{{{TRACE_DIGITS}}}"
-_ARRIVALS: Final = rf"{'|'.join(Arrivals)}|{Arrivals.TRACE}:{_TRACE}"
 _WINDOW: Final = r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?"
 
-# What was replayed, beside the trace that the note `arrivals` names: the part of it, its factors,
-# and the bulk work that ran beside it. A trace by another part or factor is another load.
+# A trace by another part or factor is another load.
 TRACE_WINDOW: Final = _note("trace_window", Form("two times in seconds: 0:300, 300:", _WINDOW))
-TRACE_TIME: Final = _note("trace_time", ABOVE_0)  # the factor of its times
-TRACE_LENGTHS: Final = _note("trace_lengths", ABOVE_0)  # the factor of its lengths
+TRACE_TIME: Final = _note("trace_time", ABOVE_0)
+TRACE_LENGTHS: Final = _note("trace_lengths", ABOVE_0)
 BULK_CLIENTS: Final = _note("bulk_clients", whole(1))
 BULK_TRACE: Final = _note("bulk_trace", Form(f"{TRACE_DIGITS} digits of its hash", _TRACE))
 REPLAYED: Final = (TRACE_WINDOW, TRACE_TIME, TRACE_LENGTHS, BULK_CLIENTS, BULK_TRACE)
-# The latencies and the goodput are of these requests only.
 LATENCY_OF: Final = _note("latency_of", one_of("interactive"))
-
 
 PERCENTILES: Final = (50, 90, 95, 99)
 TIMES: Final = ("ttft", "tpot", "latency")
@@ -206,17 +186,14 @@ class RowNotes(dict[str, str]):
         return f"{name}={self[name]}" if name in self else ""
 
     @property
-    def arrivals(self) -> str | None:
-        """The kind of arrivals, without the digits of a trace."""
-        value = self.get("arrivals")
-        kind = (value or "").partition(":")[0]
-        return Arrivals.TRACE.value if kind == Arrivals.TRACE else value
+    def arrivals(self) -> Arrivals | None:
+        """The kind of arrivals, without the digits of a trace; None where it is not noted."""
+        return Arrivals(self["arrivals"].partition(":")[0]) if "arrivals" in self else None
 
     @property
     def loop(self) -> Loop:
         """What determined when a request arrived."""
-        kind = self.arrivals
-        return Arrivals(kind).loop if kind in set(Arrivals) else Loop.UNKNOWN
+        return self.arrivals.loop if self.arrivals else Loop.UNKNOWN
 
     @property
     def given(self) -> list[str]:
@@ -224,24 +201,22 @@ class RowNotes(dict[str, str]):
         return self[GIVEN].split(",") if GIVEN in self else []
 
 
-FORMS: Final[Mapping[str, Form]] = {
-    **_DECLARED,
-    **{each.name: each.form for each in SETTINGS if each.form is not None},
-    "batching": one_of("on", "off", UNKNOWN),
-    "arrivals": Form(
-        f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash", _ARRIVALS
+FORMS.update(
+    {each.name: each.form for each in SETTINGS if each.form is not None},
+    batching=one_of("on", "off", UNKNOWN),
+    arrivals=Form(
+        f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash",
+        rf"{'|'.join(Arrivals)}|{Arrivals.TRACE}:{_TRACE}",
     ),
-    "at_once": whole(1),
-    "requests": whole(1),
-    "window_s": number("of seconds, ", 0, decimals=(6, 3)),
-    "batch_is": one_of("overlap"),
-    "acceptance_length": number("", 1),
+    at_once=whole(1),
+    requests=whole(1),
+    window_s=number("of seconds, ", 0, decimals=(6, 3)),
+    batch_is=one_of("overlap"),
+    acceptance_length=number("", 1),
     **dict.fromkeys(("rate_per_s", "burstiness", *SLOS), ABOVE_0),
     **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
     **{
-        time_note(name, percentile, early=early): number("of milliseconds, ", 0, decimals=(4, 3))
-        for early in (False, True)
-        for name in TIMES
-        for percentile in PERCENTILES
+        time_note(name, at, early=early): number("of milliseconds, ", 0, decimals=(4, 3))
+        for name, at, early in product(TIMES, PERCENTILES, (False, True))
     },
-}
+)

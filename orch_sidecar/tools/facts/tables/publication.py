@@ -71,7 +71,7 @@ def shortfalls(label: Label, queries: int, seconds: float) -> list[str]:
     minimum = MIN_QUERIES[label]
     missing = []
     if queries < minimum:
-        at = f"{_JUDGED_BY[label]}th percentile" if label in _JUDGED_BY else "throughput"
+        at = f"{_JUDGED_BY[label]}th percentile"
         missing.append(f"{queries} queries, MLPerf's estimate of the {at} takes at least {minimum}")
     if seconds < MIN_DURATION_S:
         missing.append(f"{seconds:.1f} s, MLPerf's minimum duration is {MIN_DURATION_S:.0f} s")

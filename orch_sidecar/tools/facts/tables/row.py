@@ -72,6 +72,15 @@ class Row:
         return Label(claim) if claim in set(MEANINGS) else None
 
     @property
+    def measurement(self) -> tuple[object, ...]:
+        """What two rows cannot share: their run if it makes one row, else what identifies their
+        measurement, its columns and notes."""
+        if self.source_tag.startswith(BENCH):
+            return (self.source_tag,)
+        columns = (getattr(self, name) for name in MEASUREMENT)
+        return (*columns, *map(self.notes.get, names.SETTING_NAMES))
+
+    @property
     def notes(self) -> RowNotes:
         """What `scenario_notes` has. Raises ValueError unless it is `key=value` pairs."""
         return parse_notes(self.scenario_notes)
@@ -108,39 +117,10 @@ MEANINGS: Final[Mapping[Label, Meaning]] = {
 }
 PROFILE_LABELS: Final = {each.profile: label for label, each in MEANINGS.items()}
 
-# Names of columns, none of which follows once more; with all of them it is shorter than 200.
-_GIVEN: Final = (
-    r"(?=.{0,200}\Z)(?!.*\b(\w+)\b.*\b\1\b)"
-    rf"(?:{'|'.join(COLUMNS)})(?:,(?:{'|'.join(COLUMNS)}))*"
-)
-_NOTE_FORMS: Final[Mapping[str, Form]] = {
-    **names.FORMS,
-    "claim": one_of("none", *Label),
-    names.GIVEN: Form("names of columns, each once, separated by commas: engine,gpu", _GIVEN),
-}
-
-# The usual spelling of engine names; others are written as the engine reports them.
-_ENGINES: Final = {"vllm": "vLLM"}
-
-_KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
-
-
-def measurement_key(row: Row) -> tuple[object, ...]:
-    """Returns what two rows cannot share: their run if it makes one row, else what identifies their
-    measurement, its columns and notes.
-
-    Rows with another speculative decoding, quantization or prefix cache are other measurements.
-    Raises ValueError for notes that cannot be parsed.
-    """
-    if row.source_tag.startswith(BENCH):
-        return (row.source_tag,)
-    columns = (getattr(row, name) for name in MEASUREMENT)
-    return (*columns, *map(row.notes.get, names.SETTING_NAMES))
-
 
 def format_engine(name: str, version: str | None) -> str:
     """Formats the column `engine` from an engine's name and, if known, its version."""
-    shown = _ENGINES.get(name, name)
+    shown = "vLLM" if name == "vllm" else name  # others are written as the engine reports them
     return shown if version is None else f"{shown} {version}"
 
 
@@ -175,7 +155,7 @@ def parse_notes(text: str) -> RowNotes:
     notes = RowNotes()
     for part in text.split(";"):
         key, equals, value = part.strip().partition("=")
-        if not equals or _KEY.fullmatch(key) is None:
+        if not equals or re.fullmatch("[a-z][a-z0-9_]*", key) is None:
             raise ValueError(f"{part.strip()!r} is not key=value")
         if key in notes:
             raise ValueError(f"the note {key!r} occurs twice")
@@ -185,11 +165,8 @@ def parse_notes(text: str) -> RowNotes:
 
 def violated_rule(column: str, value: str) -> str | None:
     """Returns the rule that a field violates by itself, None for a valid field."""
-    form = _FORMS[column]
-    if (rule := invisible_rule(value)) is not None:
-        return rule
-    rule = _notes_rule(value) if column == "scenario_notes" else form.violated_rule(value)
-    return rule or (formula_rule(value) if form.holds is None else None)
+    by_form = _notes_rule if column == "scenario_notes" else _FORMS[column].violated_rule
+    return invisible_rule(value) or by_form(value) or formula_rule(value)
 
 
 def _notes_rule(value: str) -> str | None:
@@ -201,9 +178,10 @@ def _notes_rule(value: str) -> str | None:
         return f"must be notes such as input_tokens=512; output_tokens=64; batching=on: {error}"
     if tuple(notes)[: len(REQUIRED_NOTES)] != REQUIRED_NOTES:
         return f"must be notes that begin with {', '.join(REQUIRED_NOTES)}, in this order"
-    stated = ((name, text, _NOTE_FORMS.get(name)) for name, text in notes.items())
-    broken = ((name, text, form and form.violated_rule(text)) for name, text, form in stated)
-    return next((f"{name}={text} {rule}" for name, text, rule in broken if rule), None)
+    for name, text in notes.items():
+        if name in names.FORMS and (rule := names.FORMS[name].violated_rule(text)) is not None:
+            return f"{name}={text} {rule}"
+    return None
 
 
 BENCH: Final = "orch-bench:"  # of a run, which measures one engine once: it makes one row
@@ -214,7 +192,7 @@ _BENCH_ID: Final = re.compile(
     rf"(?<![0-9A-Za-z])[0-9]{{8}}T[0-9]{{6}}Z-({'|'.join(Label)})-[0-9a-f]{{6}}(?![0-9A-Za-z])"
 )
 # A file of another tool: its name may change, its content does not. Several runs are numbered.
-_IMPORT: Final = re.compile(r" (sha256:[0-9a-f]{12,64}(?:#[0-9]+)?)\Z")
+_IMPORT: Final = re.compile(r"(?<= )sha256:[0-9a-f]{12,64}(?:#[0-9]+)?\Z")
 
 
 def run_of(source_tag: str) -> str | None:
@@ -226,13 +204,9 @@ def run_of(source_tag: str) -> str | None:
 
     Equal for the rows that `orch bench` and the traces make of one run.
     """
-    bench = _BENCH_ID.search(source_tag)
-    if bench is not None:
-        return bench[0]
-    imported = _IMPORT.search(source_tag)
-    if imported is not None:
-        return imported[1]
-    return source_tag if source_tag.startswith((BENCH, *TRACES)) else None
+    found = _BENCH_ID.search(source_tag) or _IMPORT.search(source_tag)
+    named = source_tag if source_tag.startswith((BENCH, *TRACES)) else None
+    return named if found is None else found[0]
 
 
 def label_in(text: str) -> Label | None:

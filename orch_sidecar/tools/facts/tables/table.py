@@ -17,8 +17,8 @@ from typing import Final
 from orch_sidecar.tools.facts.tables.forms import SIGNIFICANT_DIGITS
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 
-# The line end of an empty table. RFC 4180 asks for CRLF; facts live in repositories, where every
-# other file ends its lines with LF.
+# The line end of an empty table; others keep that of their header. RFC 4180 asks for CRLF; facts
+# live in repositories, where every other file ends its lines with LF.
 _LINE_END: Final = "\n"
 _MARK: Final = "\ufeff"
 _QUOTES: Final = (
@@ -45,18 +45,8 @@ class Table:
     records: tuple[Record, ...] = ()
 
     @property
-    def header(self) -> Record | None:
-        return self.records[0] if self.records else None
-
-    @property
     def rows(self) -> tuple[Record, ...]:
         return self.records[1:]
-
-    @property
-    def line_end(self) -> str:
-        """The line end of the header, used for every record that is added."""
-        found = re.search(r"\r\n|\n|\r", self.text)
-        return _LINE_END if found is None else found[0]
 
 
 def decoded(name: str, content: bytes, encoding: str = "utf-8") -> str:
@@ -109,7 +99,8 @@ def row_fields(row: Row) -> tuple[str, ...]:
 
 def with_records(table: Table, added: Iterable[Sequence[str]]) -> Table:
     """Returns the table with further records at its end; those that it has keep their bytes."""
-    end, text = table.line_end, table.text
+    found, text = re.search(r"\r\n|\n|\r", table.text), table.text
+    end = _LINE_END if found is None else found[0]
     if table.records and not text.endswith(("\n", "\r")):
         text += end
     return parse(table.name, text + "".join(record_text(fields, end) for fields in added))

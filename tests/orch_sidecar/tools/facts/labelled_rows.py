@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import COLUMNS
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate, said_of_table
-from tests.orch_sidecar.tools.facts.rows import SOUND, table
+from tests.orch_sidecar.tools.facts.rows import SOUND, places, table
 
 Changes = Mapping[str, str | None]
 
@@ -136,11 +136,11 @@ class Way:
 
     def _said(self) -> Mapping[Gate, str]:
         made = table(tuple(altered(self.base, self.cells, self.notes)))
-        here = [each.text for each in check(made) if (each.line, each.name) == (2, self.column)]
+        here = [each.text for each in check(made) if places([each]) == [(2, self.column)]]
         said = said_of_table(made)
         return said | {Gate.CHECK: "; ".join(here) or said[Gate.CHECK]}
 
 
 def faults_of(*rows: Sequence[str]) -> list[tuple[int, str, str]]:
     """Returns line, column and text of each fault of a table of these rows."""
-    return [(each.line, each.name, each.text) for each in check(table(*map(tuple, rows)))]
+    return [(*places([each])[0], each.text) for each in check(table(*map(tuple, rows)))]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from orch_sidecar.tools.facts.tables.check import Fault
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, format_notes
 from orch_sidecar.tools.facts.tables.table import Table, with_records
 
@@ -73,3 +75,8 @@ def fact(label: Label = Label.BATCHED_ONLINE, **changes: Any) -> Row:
     if "scenario_notes" not in changes:
         values["scenario_notes"] = format_notes(notes | extra)
     return Row(**values)
+
+
+def places(faults: Iterable[Fault]) -> list[tuple[int, str]]:
+    """Returns line and column name of each fault."""
+    return [(each.record.line, (*COLUMNS, "(no column)")[each.index]) for each in faults]

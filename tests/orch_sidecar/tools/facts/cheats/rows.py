@@ -252,7 +252,7 @@ ENGINES = [
     Way("served under its own id", "online", {"served_as": "meta-llama/Llama-3.1-8B-Instruct"},
         rule="must be absent: it equals model_id"),
     Way("a given value that is no column", "online", {"given": "gpu,speed"}, rule="names of col"),
-    Way("a value given twice", "online", {"given": "gpu,gpu"}, rule="given=gpu,gpu must be names"),
+    Way("a value given twice", "online", {"given": "gpu,gpu"}, rule="gpu,gpu': must be names"),
     Way("evidence without a digest", "online", {"evidence": "sha256:12"}, rule="64 hexadecimal"),
     Way("half a request", "online", {"requests": "1.5"}, rule="requests=1.5 must be a whole"),
     Way("requests in other digits", "online", {"requests": "\u0667\u0660"}, rule="must be a whole"),

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.tables.check import (
-    Fault,
     check,
     header_fault,
     merge,
@@ -16,17 +15,7 @@ from orch_sidecar.tools.facts.tables.check import (
 )
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
 from orch_sidecar.tools.facts.tables.table import Table, parse, row_fields, with_records
-from tests.orch_sidecar.tools.facts.rows import HEADER, SOUND, fact, fields, table
-
-Place = tuple[int, str]
-
-
-def places(faults: list[Fault]) -> list[Place]:
-    """Returns line and column name of each fault, and checks the number of the column."""
-    for fault in faults:
-        named = COLUMNS[fault.column - 1] if fault.column <= len(COLUMNS) else "(no column)"
-        assert fault.name == named
-    return [(fault.line, fault.name) for fault in faults]
+from tests.orch_sidecar.tools.facts.rows import HEADER, SOUND, fact, fields, places, table
 
 
 def notes(input_tokens: int = 512, output_tokens: int = 512, batching: str = "on") -> str:
@@ -72,7 +61,8 @@ def test_other_header_is_one_fault_and_rows_are_not_checked(
 ) -> None:
     found = parse("t.csv", f"{header}\n1,2,3\n" if header else "")
     [fault] = check(found)
-    assert (fault.line, fault.column, fault.value) == (1, column, value)
+    assert str(fault).startswith(f"t.csv:1:{column}: ")
+    assert f" {value!r}: " in fault.text
     assert HEADER in fault.rule
     assert valid_rows(found) == []
 
@@ -86,8 +76,8 @@ class TestRaggedRow:
     def test_missing_field_is_one_fault_at_the_end(self) -> None:
         short = tuple(SOUND[name] for name in COLUMNS if name != "precision")
         [fault] = check(table(fields(), short, fields(source_tag="other")))
-        assert (fault.line, fault.name, fault.value) == (3, "source_tag", "")
-        assert "the row has 12 fields, not 13" in fault.rule
+        assert places([fault]) == [(3, "source_tag")]
+        assert fault.text.startswith("source_tag '': the row has 12 fields, not 13")
 
     def test_empty_line_is_a_fault(self) -> None:
         assert places(check(parse("t.csv", f"{HEADER}\n\n"))) == [(2, "model_id")]
@@ -102,7 +92,7 @@ class TestRaggedRow:
 def test_identical_row_is_a_fault_that_names_the_first() -> None:
     again = fields(throughput_tokens_per_sec="2461.670")
     faults = check(table(fields(), fields(source_tag="run-2"), fields(), again))
-    assert [(fault.line, fault.rule) for fault in faults] == [
+    assert [(fault.record.line, fault.rule) for fault in faults] == [
         (4, "the row repeats line 2"),
         (5, "the row repeats line 2"),
     ]
@@ -147,7 +137,7 @@ def test_two_figures_of_one_measurement_are_a_fault_of_the_second() -> None:
         "measurement (an identical key)"
     )
     [fault] = check(table(fields(), fields(model_name="Llama")))
-    assert (fault.line, fault.name) == (3, "model_name")
+    assert places([fault]) == [(3, "model_name")]
 
 
 class TestMerge:

@@ -7,7 +7,7 @@ import pytest
 from orch_sidecar.tools.facts.tables.check import check, migrate
 from orch_sidecar.tools.facts.tables.row import COLUMNS, parse_notes
 from orch_sidecar.tools.facts.tables.table import parse
-from tests.orch_sidecar.tools.facts.rows import LEGACY, fields, table
+from tests.orch_sidecar.tools.facts.rows import LEGACY, fields, places, table
 
 LABEL, NOTES = COLUMNS.index("measurement_type"), COLUMNS.index("scenario_notes")
 DERIVED = "input_tokens=512; output_tokens=512; batching="
@@ -88,7 +88,7 @@ def test_legacy_file_keeps_all_rows_and_only_unknown_values_stay_faults() -> Non
             assert [old.fields[index] for index in kept] == [new.fields[index] for index in kept]
             text = parse_notes(new.fields[NOTES]).get("legacy_notes", "")
             assert text == old.fields[NOTES].replace(";", ",")
-    assert [(fault.line, fault.name) for fault in check(found)] == [
+    assert places(check(found)) == [
         (10, "input_tokens"),
         (10, "measurement_type"),
         (10, "scenario_notes"),

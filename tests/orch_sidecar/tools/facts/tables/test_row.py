@@ -11,11 +11,10 @@ from orch_sidecar.tools.facts.tables.notes import SETTING_NAMES
 from orch_sidecar.tools.facts.tables.row import (
     COLUMNS,
     format_notes,
-    measurement_key,
     parse_notes,
     violated_rule,
 )
-from tests.orch_sidecar.tools.facts.rows import SOUND, fact, fields, table
+from tests.orch_sidecar.tools.facts.rows import SOUND, fact, fields, places, table
 
 NOTES = "input_tokens=512; output_tokens=512; batching="
 START = "input_tokens=1; output_tokens=1; batching=on"
@@ -34,18 +33,19 @@ def test_notes_read_back_as_they_were_written() -> None:
 
 def test_measurement_key_does_not_depend_on_the_result() -> None:
     found = fact(throughput_tokens_per_sec=1.0, model_name="x", notes={"seed": 1})
-    assert measurement_key(found) == measurement_key(fact())
-    assert measurement_key(fact(batch=8)) != measurement_key(fact())
+    assert found.measurement == fact().measurement
+    assert fact(batch=8).measurement != fact().measurement
 
 
 @pytest.mark.parametrize("name", SETTING_NAMES)
 def test_measurement_key_depends_on_the_engines_configuration(name: str) -> None:
-    assert measurement_key(fact(notes={name: "2"})) != measurement_key(fact(notes={name: "1"}))
-    assert measurement_key(fact(notes={name: "2"})) != measurement_key(fact())
+    assert fact(notes={name: "2"}).measurement != fact(notes={name: "1"}).measurement
+    assert fact(notes={name: "2"}).measurement != fact().measurement
 
 
-def contradicted(**changes: str) -> list[tuple[str, str]]:
-    return [(fault.name, fault.value) for fault in check(table(fields(**changes)))]
+def contradicted(**changes: str) -> list[tuple[str, str | None]]:
+    faults = check(table(fields(**changes)))
+    return [(name, fault.found) for fault, (_, name) in zip(faults, places(faults), strict=True)]
 
 
 @pytest.mark.parametrize("name", COLUMNS)
