@@ -56,14 +56,13 @@ def check_files(options: argparse.Namespace) -> None:
     for name, path in wanted.items():
         if path is None:
             continue
-        option = f"--{name} {path}"
         try:
             files.check_writable(path)
         except OSError as error:
             why = error.strerror or error
-            raise ValueError(f"{option}: it cannot be written: {why}") from None
-        if (other := taken.setdefault(path.resolve(), option)) != option:
-            raise ValueError(f"{option}: it must not be the file of {other}")
+            raise ValueError(f"--{name} {path}: it cannot be written: {why}") from None
+        if (other := taken.setdefault(path.resolve(), name)) != name:
+            raise ValueError(f"--{name} {path}: it must not be the file of --{other}")
     if options.plot is not None or page is not None:
         require(options.plot)
     if options.facts is not None:

@@ -168,6 +168,45 @@ class Measure:
     def _number(self, value: float) -> str:
         return percent(value) if self.is_share else number_text(value)
 
+    def change(self, after: Measure) -> tuple[float, ...]:
+        """Returns the change to the figure of another result as a share of this one, of a share the
+        difference, and the ends of its interval, if it has one. Empty for a figure that is 0.
+
+        The interval of a ratio is that of the difference of the logarithms (delta method); none of
+        a figure whose own interval reaches 0, as its logarithm has no bound.
+        """
+        one, other = self.estimate, after.estimate
+        known = one.margin is not None and other.margin is not None
+        if self.is_share:
+            moved, wide = other.value - one.value, math.hypot(one.margin or 0, other.margin or 0)
+            return (moved, moved - wide, moved + wide) if known else (moved,)
+        if one.value <= 0 or other.value <= 0:
+            return ()
+        ratio = other.value / one.value
+        shares = [(each.margin or 0.0) / each.value for each in (one, other)]
+        if not known or max(shares) >= 1:
+            return (ratio - 1,)
+        wide = math.exp(math.hypot(*shares))
+        return ratio - 1, ratio / wide - 1, ratio * wide - 1
+
+    def change_text(self, after: Measure) -> str:
+        """Returns the change with its interval; of a share in percentage points: 40 % to 50 % is
+        not 25 %."""
+        unit = "points" if self.is_share else "%"
+        text, *ends = [f"{100 * each:+.1f} {unit}" for each in self.change(after)] or [NONE]
+        return f"{text} ({' to '.join(ends)})" if ends else text
+
+    def verdict(self, after: Measure) -> str:
+        """Returns whether the other is better: only where the interval leaves no doubt."""
+        if self.estimate.drifts or after.estimate.drifts:
+            return "unknown: drifts"
+        change, *ends = self.change(after) or (0.0,)
+        if not ends:
+            return "unknown: too short"
+        if ends[0] <= 0 <= ends[1]:
+            return "no difference shown"
+        return "better" if (change < 0) is (self.unit == _TIME) else "worse"
+
 
 def measures_of(result: Result) -> dict[str, Measure]:
     """Returns the figures of a run by their names; none without an answer. Raises ValueError.
@@ -228,62 +267,3 @@ def _rate(made: Sequence[CompletedRequest], amounts: Iterable[Amount]) -> Estima
 
 def _ends(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
     return ((Interval(each.ended_s, each.ended_s), 1.0) for each in completed)
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A figure of two results."""
-
-    before: Measure
-    after: Measure
-
-    @property
-    def change(self) -> tuple[float, ...]:
-        """The change as a share of the first, of a share the difference, and the ends of its
-        interval, if it has one. Empty for a figure that is 0.
-
-        The interval of a ratio is that of the difference of the logarithms (delta method); none of
-        a figure whose own interval reaches 0, as its logarithm has no bound.
-        """
-        before, after = self.before.estimate, self.after.estimate
-        known = before.margin is not None and after.margin is not None
-        if self.before.is_share:
-            moved = after.value - before.value
-            wide = math.hypot(before.margin or 0.0, after.margin or 0.0)
-            return (moved, moved - wide, moved + wide) if known else (moved,)
-        if before.value <= 0 or after.value <= 0:
-            return ()
-        ratio = after.value / before.value
-        shares = [(each.margin or 0.0) / each.value for each in (before, after)]
-        if not known or max(shares) >= 1:
-            return (ratio - 1,)
-        wide = math.exp(math.hypot(*shares))
-        return ratio - 1, ratio / wide - 1, ratio * wide - 1
-
-    @property
-    def verdict(self) -> str:
-        """Whether the second is better: a finding only where the interval leaves no doubt."""
-        if self.before.estimate.drifts or self.after.estimate.drifts:
-            return "unknown: drifts"
-        if len(self.change) < 3:
-            return "unknown: too short"
-        change, low, high = self.change
-        if low <= 0 <= high:
-            return "no difference shown"
-        return "better" if (change < 0) is (self.before.unit == _TIME) else "worse"
-
-    @property
-    def change_text(self) -> str:
-        """The change with its interval; of a share in percentage points: 40 % to 50 % is not
-        25 %."""
-        unit = "points" if self.before.is_share else "%"
-        text, *ends = [f"{100 * each:+.1f} {unit}" for each in self.change] or [NONE]
-        return f"{text} ({' to '.join(ends)})" if ends else text
-
-
-def compared(before: Result, after: Result) -> list[Compared]:
-    """Compares the figures that both results have. Raises ValueError."""
-    second = measures_of(after)
-    return [
-        Compared(each, second[name]) for name, each in measures_of(before).items() if name in second
-    ]

@@ -316,11 +316,12 @@ def compare_report(before: Result, after: Result) -> Page:
     same = "Nothing that the results record."
     page.table(("condition", "a", "b"), differing(before, after), texts=3, otherwise=same)
     page.section("Figures")
+    second = measures.measures_of(after)
     rows = [
-        (each.before.name_and_unit, each.before.text, each.after.text, each.change_text,
-         each.verdict)
-        for each in measures.compared(before, after)
-    ]  # fmt: skip
+        (a.name_and_unit, a.text, b.text, a.change_text(b), a.verdict(b))
+        for name, a in measures.measures_of(before).items()
+        if (b := second.get(name)) is not None
+    ]
     none = "There is no figure that both have."
     head = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
     page.table(head, rows, kinds={"better": "good", "worse": "bad"}, otherwise=none)

@@ -31,9 +31,7 @@ from orch_sidecar.tools.facts.signing.files import Signed
 from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, is_path, last_part
 
-# The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
-# arrival of its first token. `ended_s`: of its last token, if it was streamed. `class`: None where
-# it asked for none.
+# The columns of `calls`, one row per request.
 CALL_COLUMNS: Final = (*[each.name for each in fields(Call)][:-1], "class")
 
 
@@ -197,10 +195,8 @@ Given = Mapping[str, Any]
 
 
 def identity(model: str, snapshot: Snapshot | None, given: Given) -> EngineDocument:
-    """Returns the identity of an engine. `model`: the name that it is served by.
-
-    `snapshot`: the engine's report, None without one. It has precedence over given values.
-    """
+    """Returns the identity of an engine. `model`: the name that it is served by. `snapshot`: the
+    engine's report, None without one."""
     stated: dict[str, Any] = {"model_id": model, **given}
     stated = {"model_name": last_part(stated["model_id"]), "given": [*given], **stated}
     if snapshot is not None:

@@ -117,7 +117,14 @@ def result_of(run: RunRecord) -> Result:
     served = answers(calls)
     totals = figures(served) if served else None
     missing = [] if totals is None else _shortfalls(scenario, totals)
-    status, reasons = _verdict(run, totals, missing)
+    status, reasons = Status.PRELIMINARY if missing else Status.VALID, [*_objections(run, totals)]
+    if run.stopped:
+        status = Status.INCOMPLETE
+    elif reasons:
+        status = Status.INVALID
+    elif run.before is None:
+        reasons = ["the endpoint has no /v1/capabilities: how its engine batched is unknown"]
+        status = Status.UNVERIFIED
     batches = hit_ratio = None
     if run.states is not None:
         found = run.states.batches
@@ -157,24 +164,11 @@ def result_of(run: RunRecord) -> Result:
     )
 
 
-def _verdict(
-    run: RunRecord, totals: Totals | None, missing: Sequence[str]
-) -> tuple[Status, list[str]]:
-    """Returns the status and its reasons. `missing`: what the run lacks to be published."""
-    reasons = list(_objections(run, totals))
-    if run.stopped:
-        return Status.INCOMPLETE, ["the user interrupted the run", *reasons]
-    if reasons:
-        return Status.INVALID, reasons
-    if run.before is None:
-        silent = "the endpoint has no /v1/capabilities: how its engine batched is unknown"
-        return Status.UNVERIFIED, [silent]
-    return Status.PRELIMINARY if missing else Status.VALID, []
-
-
 def _objections(run: RunRecord, totals: Totals | None) -> Iterator[str]:
     """Yields why the figures do not hold."""
     scenario, calls = run.plan.scenario, run.calls
+    if run.stopped:
+        yield "the user interrupted the run"
     if run.disturbed:
         yield run.disturbed
     if run.states is None and run.before is not None:
