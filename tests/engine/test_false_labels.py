@@ -19,8 +19,9 @@ import pytest
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Row
+from orch_sidecar.tools.facts.traces.requests import build_traffic
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import read_file
-from orch_sidecar.tools.facts.traces.traffic import build_traffic, group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine import trace_file

@@ -38,7 +38,7 @@ from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.signing.files import Signed
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.traces.traffic import WARMUP
+from orch_sidecar.tools.facts.traces.scenarios import WARMUP
 from orch_sidecar.tools.terminal import Progress, print_error
 from vllm_plugin.contracts import statement
 from vllm_plugin.contracts.profile import ServiceClass

@@ -31,14 +31,14 @@ from orch_sidecar.tools.facts.signing.files import digest
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import record_text, row_fields
-from orch_sidecar.tools.facts.traces.spans import Span, all_spans, read_file, search
-from orch_sidecar.tools.facts.traces.traffic import (
+from orch_sidecar.tools.facts.traces.requests import build_traffic
+from orch_sidecar.tools.facts.traces.scenarios import (
     LEAST_GAP_S,
     Scenario,
-    build_traffic,
     group_scenarios,
     margin_s,
 )
+from orch_sidecar.tools.facts.traces.spans import Span, all_spans, read_file
 from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from orch_sidecar.tools.terminal import Progress, print_error, print_json
 from vllm_plugin.contracts.lease_protocol import timestamp
@@ -178,8 +178,7 @@ def _from_jaeger(options: argparse.Namespace) -> int:
     with Progress("reading traces") as progress:
         for service in dict.fromkeys((options.service, options.engine_service)):
             progress.phase(f"reading traces of {service}")
-            searched = partial(search, read_url, options.url, service, _LIMIT)
-            spans += all_spans(searched, first_us, last_us, _LIMIT)
+            spans += all_spans(read_url, options.url, service, first_us, last_us, _LIMIT)
     start, end = timestamp(first_ns / 1e9), timestamp(last_ns / 1e9)
     place = f"{options.service} at {options.url} from {start} to {end}"
     return _make_rows(options, spans, f"jaeger:{options.service}", place, first_ns, last_ns)

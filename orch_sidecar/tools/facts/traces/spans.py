@@ -1,9 +1,9 @@
 """Spans: what every tracing backend reports of each, and how they are read, in its two forms.
 
 Pure. Knows nothing about the meaning of this project's spans. Unknown fields are ignored, and a
-null is a missing field. Of attributes the texts, numbers and flags are read: this project's spans
-mean nothing by others. Times are nanoseconds since 1970, as in OTLP: a float of seconds would round
-them to a quarter of a microsecond.
+null is a missing field. Of attributes the texts, numbers and flags are read that are not empty:
+this project's spans mean nothing by others. Times are nanoseconds since 1970, as in OTLP: a float
+of seconds would round them to a quarter of a microsecond.
 
 OTLP/JSON, which the OpenTelemetry collector writes to files and Jaeger's newer API returns, is
 proto3's encoding of `ExportTraceServiceRequest` with two differences: ids are hexadecimal,
@@ -34,7 +34,7 @@ from pydantic import (
 
 from orch_sidecar.tools.facts.labels.documents import at, documents_in, named, parsed_as
 
-Value: TypeAlias = "str | bool | int | float | None"
+Value: TypeAlias = "str | bool | int | float"
 
 # The kind of a server's span (opentelemetry-proto, trace.proto).
 _SERVER: Final = (2, "SPAN_KIND_SERVER")
@@ -56,22 +56,18 @@ class Attributes(BaseModel):
 Parsed = TypeVar("Parsed", bound=Attributes)
 
 
-# Leading zeros may be missing: Jaeger omits those of older, shorter ids.
-_TraceId = Annotated[
-    str,
-    Field(pattern="^[0-9a-fA-F]{1,32}$"),
-    AfterValidator(lambda text: text.lower().rjust(32, "0")),
-]
-_SpanId = Annotated[
-    str,
-    Field(pattern="^[0-9a-fA-F]{1,16}$"),
-    AfterValidator(lambda text: text.lower().rjust(16, "0")),
-]
+def _padded(digits: int) -> AfterValidator:
+    """Leading zeros may be missing: Jaeger omits those of older, shorter ids."""
+    return AfterValidator(lambda text: text.lower().rjust(digits, "0"))
+
+
+_TraceId = Annotated[str, Field(pattern="^[0-9a-fA-F]{1,32}$"), _padded(32)]
+_SpanId = Annotated[str, Field(pattern="^[0-9a-fA-F]{1,16}$"), _padded(16)]
 _Nanoseconds = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 
 
 class _KeyValue(BaseModel):
-    """At most one value is set."""
+    """At most one value is set; an empty text is none."""
 
     key: str
     text: str | None = at("value.stringValue", default=None)
@@ -80,14 +76,16 @@ class _KeyValue(BaseModel):
     number: float | None = at("value.doubleValue", default=None)
 
     @property
-    def value(self) -> Value:
-        found = (self.text, self.flag, self.count, self.number)
+    def value(self) -> Value | None:
+        found = (self.text or None, self.flag, self.count, self.number)
         return next((each for each in found if each is not None), None)
 
 
-_Pairs = Annotated[
-    tuple[_KeyValue, ...], AfterValidator(lambda pairs: {each.key: each.value for each in pairs})
-]
+def _with_values(pairs: Iterable[_KeyValue]) -> dict[str, Value]:
+    return {each.key: value for each in pairs if (value := each.value) is not None}
+
+
+_Pairs = Annotated[tuple[_KeyValue, ...], AfterValidator(_with_values)]
 _Attributes = Annotated[Mapping[str, Value], GetPydanticSchema(lambda _, handler: handler(_Pairs))]
 
 
@@ -132,11 +130,11 @@ class Span:
         return Link(self.trace_id, self.parent_id or "")
 
     def parsed(self, model: type[Parsed], **more: object) -> Parsed:
-        """Returns the attributes that a model names, and what is given; one that is empty is
-        missing. Raises ValueError for an attribute that is not what the model says."""
-        stated = {name: value for name, value in self.attributes.items() if value not in (None, "")}
+        """Returns its attributes, link and times, and what is given, as far as a model names them.
+        Raises ValueError for an attribute that is not what the model says."""
+        own = {"link": self.link, "start_ns": self.start_ns, "end_ns": self.end_ns}
         place = f"span {self.span_id} ({self.name}) of trace {self.trace_id}: "
-        return parsed_as(model, {**stated, **more}, place)
+        return parsed_as(model, {**self.attributes, **own, **more}, place)
 
 
 _SPANS: Final = TypeAdapter(list[Span])
@@ -173,7 +171,6 @@ def _converted(span: Mapping[str, Any]) -> dict[str, Any]:
     above = (each for each in references if each["refType"] == "CHILD_OF")
     parent = next((each for each in above if each["traceID"] == trace_id), None)
     server = any((tag["key"], tag.get("value")) == ("span.kind", "server") for tag in tags)
-    typed = [(tag, _FIELDS.get(tag.get("type", "string"))) for tag in tags]
     return {
         "traceId": trace_id,
         "spanId": span["spanID"],
@@ -183,8 +180,8 @@ def _converted(span: Mapping[str, Any]) -> dict[str, Any]:
         "startTimeUnixNano": 1000 * start_us,
         "endTimeUnixNano": 1000 * (start_us + int(span["duration"])),
         "attributes": [
-            {"key": tag["key"], "value": {field: tag.get("value")} if field else {}}
-            for tag, field in typed
+            {"key": tag["key"], "value": {_FIELDS.get(tag.get("type", "string")): tag.get("value")}}
+            for tag in tags
         ],
         "links": [
             {"traceId": each["traceID"], "spanId": each["spanID"]}
@@ -209,30 +206,15 @@ def read_file(name: str, content: bytes) -> list[Span]:
     return found
 
 
-# (start, end) of an interval, microseconds since 1970 -> the spans of the traces that have a span
-# of the service that starts within it.
-Search = Callable[[int, int], Iterable[Span]]
-
-
-def search(
-    get: Callable[[str], bytes], url: str, service: str, limit: int, start_us: int, end_us: int
+def all_spans(
+    get: Callable[[str], bytes], url: str, service: str, first_us: int, last_us: int, limit: int
 ) -> list[Span]:
-    """Searches a server for a service, in an interval. Raises ValueError.
-
-    `get`: returns the answer from a URL. `url`: of the server, with the base path if there is one.
-    """
-    # raw: without the clock skew correction of 2.x (1.x ignores it).
-    query = {"service": service, "start": start_us, "end": end_us, "limit": limit, "raw": "true"}
-    place = f"{url}/api/traces"
-    return read_file(place, get(f"{place}?{urlencode(query)}"))
-
-
-def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[Span]:
     """Returns the spans of all traces with a span of the service that starts in the interval.
 
-    The interval includes both ends. `limit`: the largest number of traces that a search returns.
-    Each span is returned once. Raises ValueError where more traces start at one moment than a
-    search may return.
+    The interval, in microseconds since 1970, includes both ends. Each span is returned once. `get`:
+    returns the answer from a URL. `url`: of the server, with the base path if there is one.
+    `limit`: the largest number of traces that a search returns. Raises ValueError, also where more
+    traces start at one moment than a search may return.
 
     A search that returns as much as it may can be incomplete, so its interval is searched again in
     halves, until no search is full. Whether a search includes the ends of its interval depends on
@@ -240,12 +222,15 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[S
     AND start_time < ?`). So each search extends a microsecond further on either side, and spans
     that are found twice count once.
     """
+    place = f"{url}/api/traces"
     found: dict[Link, Span] = {}
     intervals = [(first_us, last_us)]
     while intervals:
         first, last = intervals.pop()
         start, end = first - 1, last + 1
-        spans = list(search(start, end))
+        # raw: without the clock skew correction of 2.x (1.x ignores it).
+        query = {"service": service, "start": start, "end": end, "limit": limit, "raw": "true"}
+        spans = read_file(place, get(f"{place}?{urlencode(query)}"))
         found.update({span.link: span for span in spans})
         if len({span.trace_id for span in spans}) < limit:
             continue

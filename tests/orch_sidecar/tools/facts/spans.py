@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.spans import Link, Span, Value, read_file
-from orch_sidecar.tools.facts.traces.traffic import Traffic, build_traffic
 
 TRACES = Path(__file__).with_name("traces")
 
@@ -94,7 +94,7 @@ def counted(spans: Iterable[Span]) -> list[Span]:
     found = list(spans)
     attempts = {(span.trace_id, span.span_id): span for span in found if _is_attempt(span)}
     sequences = [span for span in found if span.name == "llm_request"]
-    entered: dict[Value, dict[tuple[str, str], int]] = defaultdict(dict)
+    entered: dict[Value | None, dict[tuple[str, str], int]] = defaultdict(dict)
     for span in sequences:
         key = span.trace_id, span.parent_id or span.span_id
         start_ns = attempts[key].start_ns if key in attempts else span.start_ns

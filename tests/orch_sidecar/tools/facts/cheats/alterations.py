@@ -13,8 +13,9 @@ from hashlib import sha256
 from orch_sidecar.tools.facts.labels.judge import Objection
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Row
+from orch_sidecar.tools.facts.traces.requests import build_traffic
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from orch_sidecar.tools.facts.traces.traffic import build_traffic, group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from tests.orch_sidecar.tools.facts.cheats import Gate, said_of
 from tests.orch_sidecar.tools.facts.spans import COUNTERS, counted, real, without

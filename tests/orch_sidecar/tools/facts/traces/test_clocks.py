@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.tables.row import Row
+from orch_sidecar.tools.facts.traces.requests import build_traffic
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, read_file
-from orch_sidecar.tools.facts.traces.traffic import build_traffic, group_scenarios
-from orch_sidecar.tools.facts.traces.verdict import objections
+from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from tests.orch_sidecar.tools.facts.objections import objections_to, valid
 from tests.orch_sidecar.tools.facts.spans import TRACES
 
@@ -34,7 +37,7 @@ def test_runs_are_apart_from_their_warm_up_whatever_the_clocks_differ_by(
     path = TRACES / "counted" / f"{name}.jsonl"
     traffic = build_traffic(ahead(read_file(path.name, path.read_bytes()), ms))
     for scenario in group_scenarios(traffic, 60.0):
-        assert objections(scenario) == []
+        assert isinstance(judge_scenario(scenario, Source("test")), Row)
         # As far as its requests show it: they take a little longer than their sequences.
         assert scenario.engine_ahead_ns / 1e6 == pytest.approx(ms, abs=5)
 

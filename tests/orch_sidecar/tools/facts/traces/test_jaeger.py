@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from aiohttp import web
@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 from orch_sidecar.tools.facts.commands.rows import read_url
 from orch_sidecar.tools.facts.traces.spans import (
     Link,
-    Search,
     Span,
     all_spans,
-    search,
     spans_of,
 )
-from tests.orch_sidecar.tools.facts.scripted_jaeger import MOST, ScriptedJaeger
+from tests.orch_sidecar.tools.facts.scripted_jaeger import MOST, ScriptedJaeger, export_of
 from tests.orch_sidecar.tools.facts.spans import one, real, service_of
 
 # All of `real`.
@@ -34,8 +32,8 @@ FIRST_US, LAST_US = 1_795_000_000_000_000, 1_796_000_000_000_000
 
 
 async def read(url: str, limit: int = 100, service: str = "orch-sidecar") -> list[Span]:
-    searched = partial(search, read_url, url, service, limit)
-    return await asyncio.to_thread(all_spans, searched, FIRST_US, LAST_US, limit)
+    interval = FIRST_US, LAST_US
+    return await asyncio.to_thread(all_spans, read_url, url, service, *interval, limit)
 
 
 def in_order(spans: Iterable[Span]) -> list[Span]:
@@ -171,7 +169,6 @@ def test_values_have_their_types() -> None:
         "error": True,
         "temperature": 72.5,
         "javascript_limit": 9223372036854775222,  # given as text, beyond what JavaScript counts
-        "blob": None,
     }
 
 
@@ -214,24 +211,23 @@ def traces_of(starts: list[list[int]]) -> list[list[Span]]:
     ]
 
 
-def _given(found: list[list[Span]], limit: int) -> list[Span]:
-    """Returns all spans of the newest traces."""
-    newest = sorted(found, key=lambda trace: trace[0].start_ns, reverse=True)[:limit]
-    return [span for trace in newest for span in trace]
+def stored(traces: list[list[Span]], *, ends: bool) -> Callable[[str], bytes]:
+    """Searches as a storage of Jaeger's does, by microseconds, and answers with the newest traces.
+    `ends`: those of the interval are searched, too."""
 
-
-def stored(traces: list[list[Span]], limit: int, *, ends: bool) -> Search:
-    """Searches as a storage of Jaeger's does, by microseconds. `ends`: they are searched, too."""
-
-    def search(start_us: int, end_us: int) -> list[Span]:
-        first, last = (start_us, end_us) if ends else (start_us + 1, end_us - 1)
+    def get(url: str) -> bytes:
+        asked = dict(parse_qsl(urlsplit(url).query))
+        first, last = int(asked["start"]) + (not ends), int(asked["end"]) - (not ends)
 
         def matches(each: Span) -> bool:
-            return each.name == "s" and first <= each.start_ns // 1000 <= last
+            return each.name == asked["service"] and first <= each.start_ns // 1000 <= last
 
-        return _given([trace for trace in traces if any(map(matches, trace))], limit)
+        found = [trace for trace in traces if any(map(matches, trace))]
+        newest = sorted(found, key=lambda trace: trace[0].start_ns, reverse=True)
+        given = [each for trace in newest[: int(asked["limit"])] for each in trace]
+        return json.dumps(export_of(given)).encode()
 
-    return search
+    return get
 
 
 STARTS = st.lists(
@@ -257,7 +253,7 @@ def test_every_trace_is_found_or_the_limit_is_reported(
 ) -> None:
     traces = traces_of(starts)
     try:
-        found = all_spans(stored(traces, limit, ends=ends), BEGIN_US, END_US, limit)
+        found = all_spans(stored(traces, ends=ends), "", "s", BEGIN_US, END_US, limit)
     except ValueError:
         assert any(_dense(traces, moment, limit) for moment in range(BEGIN_US, END_US + 1))
         return
@@ -286,9 +282,10 @@ def _dense(traces: list[list[Span]], moment_us: int, limit: int) -> bool:
 def test_an_interval_without_full_searches_is_searched_once() -> None:
     asked = []
 
-    def search(start_us: int, end_us: int) -> list[Span]:
-        asked.append((start_us, end_us))
-        return [span(1, 1, 1_100_000)]
+    def get(url: str) -> bytes:
+        asked.append(url)
+        return json.dumps(export_of([span(1, 1, 1_100_000)])).encode()
 
-    assert len(all_spans(search, BEGIN_US, END_US, 2)) == 1
-    assert asked == [(BEGIN_US - 1, END_US + 1)]
+    assert len(all_spans(get, "http://jaeger", "s", BEGIN_US, END_US, 2)) == 1
+    times = f"start={BEGIN_US - 1}&end={END_US + 1}"
+    assert asked == [f"http://jaeger/api/traces?service=s&{times}&limit=2&raw=true"]

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.tables.row import Row
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from orch_sidecar.tools.facts.traces.traffic import group_scenarios
-from orch_sidecar.tools.facts.traces.verdict import objections
+from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from tests.orch_sidecar.tools.facts.objections import (
     LABELS,
     objections_to,
@@ -101,4 +103,4 @@ def test_requests_before_the_interval_are_not_foreign() -> None:
     traffic = traffic_from(*(valid("batched_online", n, n, n + 3, server={}) for n in range(5)))
     [found] = group_scenarios(traffic, 60.0, first_ns=2 * 10**9, last_ns=3 * 10**9)
     assert (len(found.before), len(found.requests), len(found.after)) == (2, 2, 1)
-    assert objections(found) == []
+    assert isinstance(judge_scenario(found, Source("test")), Row)

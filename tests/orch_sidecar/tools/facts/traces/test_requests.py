@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import Outcome, Request
+from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.traces.requests import Outcome, Request, build_traffic
 from orch_sidecar.tools.facts.traces.spans import Span
-from orch_sidecar.tools.facts.traces.traffic import build_traffic
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import real, traffic_from
 
@@ -52,7 +53,7 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
         assert request.attempts[0].start_ns <= decode.start_ns < decode.end_ns <= request.end_ns
     assert sorted(r.engine_output_tokens for r in traffic.requests) == list(range(24, 30))
     # All spans of an engine since its start have the same epoch.
-    assert len({decode.epoch for r in traffic.requests for decode in r.sequences}) == 1
+    assert len({decode.engine.epoch for r in traffic.requests for decode in r.sequences}) == 1
 
 
 def test_answer_that_was_not_streamed_has_no_first_byte() -> None:
@@ -157,9 +158,9 @@ def test_failed_attempt_does_not_count() -> None:
 
 def test_a_request_without_its_server_span_has_not_ended() -> None:
     _, wait, engine, decode = one(1, 0, 1)
-    waiting, running = traffic_from([wait]).unfinished[0], traffic_from([wait, engine, decode])
-    assert (waiting.start_ns, waiting.end_ns, waiting.pool) == (0, None, "pool")
-    assert running.unfinished[0].end_ns == 1_000_000_000
+    running = traffic_from([wait, engine, decode])
+    assert traffic_from([wait]).unfinished == (("pool", Interval(0, inf)),)
+    assert running.unfinished == (("pool", Interval(0, 1_000_000_000)),)
     # The link names the request whose answer it received.
     assert (running.requests, running.orphans) == ((), ())
 

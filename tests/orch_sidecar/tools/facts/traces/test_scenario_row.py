@@ -6,8 +6,8 @@ from typing import Any
 
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from orch_sidecar.tools.facts.traces.traffic import group_scenarios
 from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.objections import judged
@@ -97,7 +97,7 @@ def test_without_an_id_the_start_names_it() -> None:
 
 
 def test_hits_that_the_engine_no_longer_remembers_are_no_note() -> None:
-    forgotten: dict[str, Value] = {"orch.prefix_cache.hits_before": None}
+    forgotten: dict[str, Any] = {"orch.prefix_cache.hits_before": None}
     assert "prefix_hit_ratio" not in parse_notes(
         row_of(one(1, 0, 1, decode=forgotten)).scenario_notes
     )

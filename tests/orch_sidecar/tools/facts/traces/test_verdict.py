@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.facts.labels.judge import Reason
-from orch_sidecar.tools.facts.traces.traffic import build_traffic
+from orch_sidecar.tools.facts.traces.requests import build_traffic
 from tests.documents import ROOT, quoted, rows, section
 from tests.orch_sidecar.tools.facts.objections import (
     LABELS,
