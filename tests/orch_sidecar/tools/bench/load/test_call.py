@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, Fate
 from tests.orch_sidecar.tools.bench.sample_results import answered, refused
 
 
-def test_latency_of_a_scheduled_request_counts_from_when_it_was_due() -> None:
-    served = answered(1.0, sent_s=1.5).served
-    assert served is not None
-    assert served.latency_s == pytest.approx(0.2)
-    assert served.ttft_s == pytest.approx(0.1)
-
-
-def test_latency_of_a_closed_loop_counts_from_when_it_was_sent() -> None:
-    served = answered(1.0, due=False, sent_s=1.04).served
-    assert served is not None
-    assert served.latency_s == pytest.approx(0.16)
-
-
-def test_lateness_is_against_the_schedule_or_against_when_there_was_room() -> None:
-    assert answered(1.0, sent_s=1.25).late_s == 0.25
-    assert answered(1.0, due=False, sent_s=1.5).late_s == 0.5
+@pytest.mark.parametrize(
+    ("stated", "latency_s", "late_s"),
+    [
+        # From when it was due, or in a closed loop sent; late against when there was room.
+        ({"sent_s": 1.5}, 0.2, 0.5),
+        ({"due": False, "sent_s": 1.04}, 0.16, 0.04),
+    ],
+)
+def test_latency_counts_from_the_schedule_or_from_the_sending(
+    stated: dict[str, Any], latency_s: float, late_s: float
+) -> None:
+    call = answered(1.0, **stated)
+    assert call.served is not None
+    assert call.served.latency_s == pytest.approx(latency_s)
+    assert call.late_s == pytest.approx(late_s)
     assert Call(due_s=1.0).late_s is None
 
 

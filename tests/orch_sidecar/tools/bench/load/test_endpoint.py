@@ -7,6 +7,7 @@ import pytest
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
 
 KEY = "sk-very-secret"
+RULE = "it must be http(s)://host[:port][/path]"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,13 @@ def test_url_is_taken_with_and_without_its_version(url: str, seen: str) -> None:
     assert Endpoint.of(url).url == seen
 
 
+def refused(url: str) -> str:
+    with pytest.raises(EndpointError) as caught:
+        Endpoint.of(url)
+    assert KEY not in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -33,33 +41,19 @@ def test_url_is_taken_with_and_without_its_version(url: str, seen: str) -> None:
     ],
 )  # fmt: skip
 def test_invalid_url_is_named_in_the_error(url: str) -> None:
-    with pytest.raises(EndpointError) as caught:
-        Endpoint.of(url)
-    assert str(caught.value) == (
-        f"{url!r} is not the URL of an endpoint: it must be http(s)://host[:port][/path]"
-    )
+    assert refused(url) == f"{url!r} is not the URL of an endpoint: {RULE}"
 
 
 def test_password_in_a_url_is_rejected_and_not_shown() -> None:
-    with pytest.raises(EndpointError) as caught:
-        Endpoint.of(f"http://me:{KEY}@example.org")
-    assert KEY not in str(caught.value)
-    assert "the URL (not shown) contains a user name or password" in str(caught.value)
+    assert "the URL (not shown) contains" in refused(f"http://me:{KEY}@example.org")
 
 
-@pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
-
-
-@pytest.mark.parametrize("key", [f"{KEY}\r\nX: y", f"{KEY} x", f"{KEY}\u00e9"])
+@pytest.mark.parametrize("sent", [f"{KEY}\r\nX: y", f"{KEY} x", f"{KEY}\u00e9"])
 def test_key_that_cannot_be_sent_is_rejected_and_not_shown(
-    monkeypatch: pytest.MonkeyPatch, key: str
+    monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(EndpointError) as caught:
-        Endpoint.of("http://x")
-    assert KEY not in str(caught.value)
+    monkeypatch.setenv("OPENAI_API_KEY", sent)
+    assert "the API key (not shown) must be" in refused("http://x")
 
 
 @pytest.mark.parametrize("key", ["", " \n", None])
@@ -70,19 +64,15 @@ def test_without_a_key_there_is_no_field(monkeypatch: pytest.MonkeyPatch, key: s
     assert Endpoint.of("http://x", pool="home").fields == {"X-Orch-Pool": "home"}
 
 
-def test_key_and_given_fields_are_in_no_repr(key: None) -> None:
-    endpoint = Endpoint.of("http://x", {"X-Other": "hidden"})
-    assert KEY not in repr(endpoint)
-    assert "hidden" not in repr(endpoint)
-
-
-def test_message_is_a_whole_request(key: None) -> None:
+def test_message_is_a_whole_request_with_the_key_which_no_repr_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
     endpoint = Endpoint.of("http://[::1]:81/llm/v1", {"X-Orch-Class": "bulk"})
     message = endpoint.message("/v1/completions", b"{}", {"X-Orch-No-Coalesce": "true"})
     head, _, body = message.partition(b"\r\n\r\n")
     line, *fields = head.decode().split("\r\n")
-    assert line == "POST /llm/v1/completions HTTP/1.1"
-    assert body == b"{}"
+    assert (line, body) == ("POST /llm/v1/completions HTTP/1.1", b"{}")
     assert sorted(fields) == [
         f"Authorization: Bearer {KEY}",
         "Content-Length: 2",
@@ -91,9 +81,8 @@ def test_message_is_a_whole_request(key: None) -> None:
         "X-Orch-Class: bulk",
         "X-Orch-No-Coalesce: true",
     ]
-
-
-def test_given_authorization_replaces_the_key(key: None) -> None:
-    endpoint = Endpoint.of("http://x", {"authorization": "Basic abc"})
-    assert endpoint.message("/", b"", {}).lower().count(b"authorization:") == 1
-    assert KEY.encode() not in endpoint.message("/", b"", {})
+    assert KEY not in repr(endpoint)
+    assert "bulk" not in repr(endpoint)
+    given = Endpoint.of("http://x", {"authorization": "Basic abc"})
+    assert given.message("/", b"", {}).lower().count(b"authorization:") == 1
+    assert KEY.encode() not in given.message("/", b"", {})

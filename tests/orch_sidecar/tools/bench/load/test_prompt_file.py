@@ -30,10 +30,8 @@ def objection(text: str, output_tokens: int | None = 8) -> str:
 
 
 def talk(*turns: tuple[str, str]) -> dict[str, Any]:
-    return {
-        "id": "x_0",
-        "conversations": [{"from": sender, "value": text} for sender, text in turns],
-    }
+    stated = [{"from": sender, "value": text} for sender, text in turns]
+    return {"id": "x_0", "conversations": stated}
 
 
 def test_lines_are_texts_token_ids_and_chats() -> None:
@@ -57,10 +55,14 @@ def test_entry_without_output_tokens_gets_those_of_the_command_line() -> None:
     assert objection(jsonl({"prompt": "a", "output_tokens": 1}, {"prompt": "b"}), None) == (
         "asked.jsonl:2: has no output_tokens: add them to the entry, or give --output-tokens"
     )
+    # The answers of a conversation do not set the length of ours.
+    text = json.dumps([talk(("human", "First?"), ("gpt", "An answer of six words."))])
+    assert "asked.jsonl: entry 1: has no output_tokens" in objection(text, None)
 
 
-def test_prompt_of_a_conversation_is_its_first_human_turn() -> None:
+def test_prompt_of_a_conversation_is_its_first_human_turn_if_it_has_one() -> None:
     entries = [
+        *(talk(), talk(("gpt", "Hello!")), talk(("human", "\n"))),
         talk(("human", "First?"), ("gpt", "An answer."), ("human", "Second?")),
         talk(("system", "Be brief."), ("gpt", "Hello!"), ("user", "Third?"), ("gpt", "Yes.")),
         talk(("human", "  "), ("gpt", "What?"), ("human", "Fourth?")),
@@ -71,23 +73,8 @@ def test_prompt_of_a_conversation_is_its_first_human_turn() -> None:
     assert parsed(jsonl(*entries)) == expected
 
 
-def test_answers_of_a_conversation_do_not_set_the_length_of_ours() -> None:
-    text = json.dumps([talk(("human", "First?"), ("gpt", "An answer of six words."))])
-    assert "asked.jsonl: entry 1: has no output_tokens" in objection(text, None)
-
-
-def test_conversation_without_a_question_is_left_out() -> None:
-    entries = [talk(), talk(("gpt", "Hello!")), talk(("human", "\n")), talk(("human", "First?"))]
-    assert parsed(json.dumps(entries)) == [Prompt("First?", 8)]
-
-
 @given(
-    st.lists(
-        st.one_of(
-            st.text(min_size=1),
-            st.lists(st.integers(0, 2**40), min_size=1).map(tuple),
-        )
-    ),
+    st.lists(st.text(min_size=1) | st.lists(st.integers(0, 2**40), min_size=1).map(tuple)),
     st.sampled_from([None, 1]),
     st.booleans(),
 )

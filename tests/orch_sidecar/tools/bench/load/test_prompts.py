@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.generation import GenerationRequest
@@ -29,63 +29,39 @@ PROMPTS = (
 )
 
 
-def written(prompt: Prompt, **options: Any) -> dict[str, Any]:
-    document = json.loads(body(prompt, "llama", **options))
-    assert isinstance(document, dict)
-    return document
-
-
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("ignore_eos", [True, False])
 def test_sidecar_reads_from_the_body_what_the_prompt_contains(
     prompt: Prompt, ignore_eos: bool
 ) -> None:
     sent = body(prompt, "llama", ignore_eos=ignore_eos)
-    generation = ENDPOINTS[prompt.path].read(sent, max_depth=10, ctx_max=None)
-    assert isinstance(generation, GenerationRequest)
-    assert (generation.cost, generation.stream, generation.model, generation.max_tokens) == (
-        1,
-        True,
-        "llama",
-        16,
-    )
-    assert generation.prompt_tokens == prompt.input_tokens
+    read = ENDPOINTS[prompt.path].read(sent, max_depth=10, ctx_max=None)
+    assert isinstance(read, GenerationRequest)
+    assert (read.cost, read.stream, read.model, read.max_tokens) == (1, True, "llama", 16)
+    assert read.prompt_tokens == prompt.input_tokens
+    document = json.loads(sent)
+    is_chat = prompt.prompt is UNSET
+    content = json.dumps(prompt.messages if is_chat else prompt.prompt)
+    assert json.dumps(document["messages" if is_chat else "prompt"]) == content
+    # Only an exact length uses what OpenAI does not know.
+    assert document.get("ignore_eos", False) is ignore_eos
+    assert document.get("min_tokens") == (16 if ignore_eos else None)
+    assert "cache_salt" not in document
+    salted = json.loads(body(prompt, "llama", ignore_eos=ignore_eos, salt="run"))
+    assert salted == document | {"cache_salt": "run"}
 
 
 def test_ids_and_texts_are_completions_and_messages_a_chat() -> None:
-    ids, text, chat = PROMPTS
-    assert (ids.path, text.path, chat.path) == (
-        "/v1/completions",
-        "/v1/completions",
-        "/v1/chat/completions",
-    )
-    assert written(ids, ignore_eos=False)["prompt"] == [1, 2, 3]
-    assert written(text, ignore_eos=False)["prompt"] == "What is a slot?"
-    assert written(chat, ignore_eos=False)["messages"] == MESSAGES
+    completions = "/v1/completions"
+    assert [each.path for each in PROMPTS] == [completions, completions, "/v1/chat/completions"]
 
 
 def test_body_is_compact_and_repeats_itself() -> None:
-    prompt = Prompt((7, 8), 4)
-    assert body(prompt, "llama", ignore_eos=True) == (
+    assert body(Prompt((7, 8), 4), "llama", ignore_eos=True) == (
         b'{"model":"llama","prompt":[7,8],"max_tokens":4,"temperature":0.0,"seed":0,'
         b'"stream":true,"stream_options":{"include_usage":true},'
         b'"ignore_eos":true,"min_tokens":4}'
     )
-
-
-def test_only_an_exact_length_uses_what_openai_does_not_know() -> None:
-    prompt = Prompt("hello", 4)
-    plain = written(prompt, ignore_eos=False)
-    assert not {"ignore_eos", "min_tokens"} & set(plain)
-    exact = written(prompt, ignore_eos=True)
-    assert exact["ignore_eos"] is True
-    assert exact["min_tokens"] == exact["max_tokens"] == 4
-
-
-def test_salt_separates_runs_in_the_prefix_cache() -> None:
-    prompt = Prompt("hello", 4)
-    assert written(prompt, ignore_eos=False, salt="run")["cache_salt"] == "run"
-    assert "cache_salt" not in written(prompt, ignore_eos=False)
 
 
 def ids_of(prompts: Iterator[Prompt], count: int) -> list[tuple[int, ...]]:

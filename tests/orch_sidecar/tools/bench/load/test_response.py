@@ -1,23 +1,53 @@
-"""What a connection makes of the bytes that come, however they are cut."""
+"""What is made of the bytes of a response: its events, however they are cut, and its end."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterable
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.load.call import Call, Fate, Request
+from orch_sidecar.tools.bench.load.call import Call, Fate, Request, shown
 from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.tools.bench.load.response import code_of
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from tests.orch_sidecar.answers import PLACES, cut
-from tests.orch_sidecar.tools.bench.load.test_stream import ANSWER, HEAD
 from tests.patience import HANG_S
 
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+DONE = b"data: [DONE]\n\n"
+USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "total_tokens": 10, "completion_tokens": 3}}
+
+
+def event(document: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
+    return b"data: " + json.dumps(document, separators=separators).encode() + b"\n\n"
+
+
+def completion(text: str, finish: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish}]}
+
+
+def chat(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+ANSWER = b"".join(
+    (
+        event(chat(role="assistant", content="")),
+        b": the connection is alive\n\n",
+        event(chat(content="one\n\nline")),
+        event(chat(content="data: [DONE]")),
+        event(chat(content="three", finish="length")),
+        event(USAGE),
+        DONE,
+    )
+)
 CHUNKED = HEAD + b"Server-Timing: queue;dur=2.5\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -75,6 +105,77 @@ async def made_of(parts: Iterable[bytes], *, lost: Exception | bool | None = Fal
     return call
 
 
+async def read(*parts: bytes) -> Call:
+    """What is read of the events in these bytes, which come one part a second."""
+    return await made_of([HEAD + b"\r\n", *parts], lost=None)
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+async def test_counts_alone_bring_no_token(separators: tuple[str, str]) -> None:
+    call = await read(event(USAGE, separators) + DONE)
+    assert (list(call.event_s), call.ended_s) == ([], 2.0)
+    assert (call.input_tokens, call.output_tokens) == (7, 3)
+
+
+# A text that is held back (half a character, or a special token) is a token all the same: vLLM
+# sends the event with an empty text.
+@pytest.mark.parametrize(
+    ("documents", "tokens"),
+    [
+        ([chat(role="assistant", content=""), chat(role="assistant")], 0),
+        ([chat(role="assistant", content="a")], 1),
+        ([chat(reasoning_content="hm"), chat(tool_calls=[{"index": 0}])], 2),
+        ([completion(""), chat(content="")], 2),
+        ([completion("", "stop"), chat("stop"), chat("stop", content="")], 0),
+        ([completion("a", "length"), chat("length", content="a")], 2),
+        ([{"choices": None}, {"choices": [{"delta": None, "finish_reason": "stop"}]}], 0),
+        ([completion("a") | {"usage": None}], 1),
+    ],
+)
+async def test_events_bring_a_token_unless_they_only_begin_or_end_a_sequence(
+    documents: list[Any], tokens: int
+) -> None:
+    call = await read(*map(event, documents), DONE)
+    assert (len(call.event_s), call.input_tokens) == (tokens, None)
+
+
+async def test_error_in_a_stream_is_reported_by_its_code() -> None:
+    error = {"error": {"message": "gone", "type": "engine_gone", "code": 502}}
+    call = await read(event(completion("a")) + event(error) + DONE)
+    assert (len(call.event_s), call.fate) == (1, Fate.FAILED)
+    assert call.why == "error in the stream: 502"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{", b"[]", b"1", b"\xff", b'{"choices":{}}', b'{"choices":[1]}',
+        b'{"choices":[{"text":1}]}',
+    ],
+)  # fmt: skip
+async def test_event_of_another_shape_is_an_error(data: bytes) -> None:
+    call = await read(b"data: " + data + b"\n\n", DONE)
+    assert call.why.startswith("error in the stream: an event is invalid: ")
+    assert list(call.event_s) == []
+
+
+def test_code_of_an_error_is_its_code_else_its_type_else_its_message() -> None:
+    error = {"message": "m", "type": "t", "code": "c"}
+    for document, code in (
+        ({"error": error}, "c"),
+        ({"error": error | {"code": None}}, "t"),
+        ({"error": {"message": "m"}}, "m"),
+        ({"error": "Unauthorized"}, "Unauthorized"),
+        ({"detail": "Not Found"}, "{'detail': 'Not Found'}"),
+    ):
+        assert code_of(json.dumps(document).encode()) == code
+    assert code_of(b"") == "an empty response"
+
+
+def test_server_text_is_one_line_without_control_characters() -> None:
+    assert shown("a\x1b[31m\r\n\tb" + "x" * 100, 12) == "a [31m bxxxx"
+
+
 @given(places=PLACES, sizes=st.lists(st.integers(1, 40), max_size=20))
 def test_answer_is_the_same_wherever_its_bytes_are_cut(places: list[int], sizes: list[int]) -> None:
     payloads, start = [], 0
@@ -93,107 +194,94 @@ def test_answer_is_the_same_wherever_its_bytes_are_cut(places: list[int], sizes:
 
 
 async def test_time_of_an_event_is_that_of_its_last_bytes() -> None:
-    event = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
-    first, second = chunks(event)[:-5], chunks(event, b"data: [DONE]\n\n")
+    text = event(completion("a"))
+    first, second = chunks(text)[:-5], chunks(text, DONE)
     call = await made_of([CHUNKED, first, second[:20], second[20:-9], second[-9:]])
     assert list(call.event_s) == [1.0, 3.0]
 
 
-@pytest.mark.parametrize("last", ['"text":"c"', '"text":""'])
-async def test_request_ends_with_its_last_token(last: str) -> None:
+@pytest.mark.parametrize(("last", "events_s"), [("c", [1.0, 2.0]), ("", [1.0])])
+async def test_request_ends_with_its_last_token(last: str, events_s: list[float]) -> None:
     """Not with its usage, [DONE] or the end of HTTP. The last token may be one without a text."""
-    event = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
-    final = b'data: {"choices":[{%b,"finish_reason":"stop"}]}\n\n' % last.encode()
-    usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\n'
-    parts = [chunks(each)[:-5] for each in (event, final, usage, b"data: [DONE]\n\n")]
+    documents = (completion("a"), completion(last, "stop"), USAGE)
+    parts = [chunks(each)[:-5] for each in (*map(event, documents), DONE)]
     call = await made_of([CHUNKED, *parts, b"0\r\n\r\n"])
-    assert (call.fate, call.output_tokens, call.ended_s) == (Fate.ANSWERED, 2, 2.0)
+    assert (call.fate, call.output_tokens, call.ended_s) == (Fate.ANSWERED, 3, 2.0)
+    assert list(call.event_s) == events_s
 
 
-async def test_informational_heads_are_passed_over() -> None:
-    early = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
-    call = await made_of([early + CHUNKED + chunks(ANSWER)])
-    assert (call.fate, call.status) == (Fate.ANSWERED, 200)
+EARLY = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+UNCOUNTED = ANSWER.replace(b'"usage":', b'"user":')
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+COUNTS = json.dumps(USAGE).encode()
 
 
-async def test_without_usage_tokens_are_counted_by_events() -> None:
-    uncounted = ANSWER.replace(b'"usage":', b'"user":')
-    call = await made_of([CHUNKED + chunks(uncounted)])
-    assert (call.output_tokens, call.counted_by_events) == (3, True)
-    assert call.input_tokens is None
+@pytest.mark.parametrize(
+    ("sent", "lost", "events", "tokens", "counted_by_events"),
+    [
+        (EARLY + CHUNKED + chunks(ANSWER), False, 3, (7, 3), False),
+        (HEAD + b"\r\n" + ANSWER, None, 3, (7, 3), False),  # it ends with its connection
+        (CHUNKED + chunks(UNCOUNTED), False, 3, (None, 3), True),
+        (JSON % (len(COUNTS), COUNTS), False, 0, (7, 3), False),
+    ],
+)
+async def test_answer_that_is_whole_has_its_tokens(
+    sent: bytes, lost: bool | None, events: int, tokens: object, counted_by_events: bool
+) -> None:
+    call = await made_of([sent], lost=lost)
+    assert (call.fate, call.status, len(call.event_s)) == (Fate.ANSWERED, 200, events)
+    assert ((call.input_tokens, call.output_tokens), call.counted_by_events) == (
+        tokens,
+        counted_by_events,
+    )
 
 
-async def test_response_without_a_stream_has_usage_and_no_first_token() -> None:
-    body = b'{"choices":[],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2}}'
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    call = await made_of([head % len(body) + body[:10], body[10:]])
-    assert (call.fate, call.input_tokens, call.output_tokens) == (Fate.ANSWERED, 7, 2)
-    assert list(call.event_s) == []
-    assert call.ended_s == 1.0
-    assert not call.counted_by_events
-
-
-async def test_answer_that_ends_with_its_connection_is_whole() -> None:
-    call = await made_of([HEAD + b"\r\n" + ANSWER], lost=None)
-    assert (call.fate, call.output_tokens) == (Fate.ANSWERED, 3)
+LOST, CUT = "the connection was lost", "the stream ended without [DONE]"
+NO_HTTP = "the response is not valid HTTP: "
 
 
 @pytest.mark.parametrize(
     ("sent", "lost", "why"),
     [
-        (b"", None, "the connection was lost"),
-        (CHUNKED[:50], None, "the connection was lost"),
-        (CHUNKED + chunks(ANSWER)[:-1], None, "the connection was lost"),
-        (HEAD + b"\r\n" + ANSWER, ConnectionResetError(), "the connection was lost"),
-        (HEAD + b"\r\n" + ANSWER[:100], None, "the stream ended without [DONE]"),
-        (CHUNKED + chunks(ANSWER[:100]), False, "the stream ended without [DONE]"),
-        (
-            CHUNKED + chunks(b"data: {\n\n", ANSWER),
-            False,
-            "error in the stream: an event is inv",
-        ),
-        (CHUNKED + chunks(b'data: {"error":{"code":502}}\n\n'), False, "error in the stream: 502"),
-        (b"SSH-2.0-x\r\n\r\n", False, "the response is not valid HTTP: not a status line"),
-        (CHUNKED + b"zz\r\n", False, "the response is not valid HTTP: not a chunk size"),
-        (
-            CHUNKED + chunks(ANSWER) + b"x",
-            False,
-            "the response is not valid HTTP: there are bytes after",
-        ),
+        (b"", None, LOST),
+        (CHUNKED[:50], None, LOST),
+        (CHUNKED + chunks(ANSWER)[:-1], None, LOST),
+        (HEAD + b"\r\n" + ANSWER, ConnectionResetError(), LOST),
+        (HEAD + b"\r\n" + ANSWER[:100], None, CUT),
+        (CHUNKED + chunks(ANSWER[:100]), False, CUT),
+        (b"SSH-2.0-x\r\n\r\n", False, f"{NO_HTTP}not a status line"),
+        (CHUNKED + b"zz\r\n", False, f"{NO_HTTP}not a chunk size"),
+        (CHUNKED + chunks(ANSWER) + b"x", False, f"{NO_HTTP}there are bytes after"),
     ],
 )
 async def test_answer_that_is_not_whole_has_failed(
     sent: bytes, lost: Exception | bool | None, why: str
 ) -> None:
     call = await made_of([sent], lost=lost)
-    assert call.fate is Fate.FAILED
-    assert call.why.startswith(why)
-    assert call.served is None
+    assert (call.fate, call.why[: len(why)], call.served) == (Fate.FAILED, why, None)
+
+
+FULL = b'{"error":{"message":"full","type":"x","code":"queue_full"}}'
+PAGE = b"<html>\r\n" + b"Bad gateway " * 50
 
 
 @pytest.mark.parametrize(
-    ("status", "fate", "why"),
+    ("status", "body", "fate", "why"),
     [
-        (b"429 Too Many Requests", Fate.REFUSED, "queue_full"),
-        (b"503 Service Unavailable", Fate.REFUSED, "queue_full"),
-        (b"500 Oops", Fate.FAILED, "status 500: queue_full"),
-        (b"400 Bad Request", Fate.FAILED, "status 400: queue_full"),
-        (b"307 Temporary Redirect", Fate.FAILED, "status 307: queue_full"),
+        (b"429 Too Many Requests", FULL, Fate.REFUSED, "queue_full"),
+        (b"503 Service Unavailable", FULL, Fate.REFUSED, "queue_full"),
+        (b"500 Oops", FULL, Fate.FAILED, "status 500: queue_full"),
+        (b"400 Bad Request", FULL, Fate.FAILED, "status 400: queue_full"),
+        (b"307 Temporary Redirect", FULL, Fate.FAILED, "status 307: queue_full"),
+        (b"502 X", PAGE, Fate.FAILED, f"status 502: <html> {('Bad gateway ' * 50)[:73]}"),
     ],
 )
 async def test_other_statuses_are_refusals_and_failures(
-    status: bytes, fate: Fate, why: str
+    status: bytes, body: bytes, fate: Fate, why: str
 ) -> None:
-    body = b'{"error":{"message":"full","type":"x","code":"queue_full"}}'
     head = b"HTTP/1.1 " + status + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
     call = await made_of([head, body])
     assert (call.fate, call.why) == (fate, why)
-
-
-async def test_error_that_is_not_json_is_quoted_in_part() -> None:
-    body = b"<html>\r\n" + b"Bad gateway " * 50
-    call = await made_of([b"HTTP/1.1 502 X\r\nContent-Length: %d\r\n\r\n" % len(body) + body])
-    assert call.why == "status 502: " + "<html> " + ("Bad gateway " * 50)[:73]
 
 
 @pytest.mark.parametrize("timing", [b"queue;dur=nan", b"queue", b"total;dur=1", b"queue;dur=1e9"])

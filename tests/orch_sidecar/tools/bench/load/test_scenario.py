@@ -63,11 +63,7 @@ def test_same_seed_gives_the_same_times_and_another_one_others() -> None:
     assert not set(first) & set(other)
 
 
-@given(
-    rate=st.floats(1e-300, 1e300),
-    burstiness=st.floats(1e-300, 1e300),
-    seed=st.integers(),
-)
+@given(rate=st.floats(1e-300, 1e300), burstiness=st.floats(1e-300, 1e300), seed=st.integers())
 def test_times_never_decrease(rate: float, burstiness: float, seed: int) -> None:
     times = [0.0, *islice(gamma(rate, burstiness, seed), 20)]
     assert all(earlier <= later for earlier, later in pairwise(times))
@@ -168,28 +164,24 @@ def tokens(first: Trace, bulk: Trace | None = None, *, seed: int = 1) -> list[tu
     return [each.prompt for each, _ in made if isinstance(each.prompt, tuple)]
 
 
-def test_prompts_have_exactly_the_lengths_of_the_trace() -> None:
-    replay = merged(trace(TracedRequest(0.0, 40, 7), TracedRequest(1.0, 1, 1)), None)
-    found = [each for each, _ in traced_prompts(replay, IDS, 1)]
-    assert [(each.input_tokens, each.output_tokens) for each in found] == [(40, 7), (1, 1)]
-
-
-def test_prompts_with_the_same_blocks_begin_alike() -> None:
-    first = TracedRequest(0.0, 70, 1, (1, 2, 3))
+def test_prompts_have_the_lengths_of_the_trace_and_alike_beginnings_of_the_same_blocks() -> None:
+    first = TracedRequest(0.0, 70, 7, (1, 2, 3))
     second = TracedRequest(1.0, 90, 1, (1, 2, 4))
     other = TracedRequest(2.0, 64, 1, (5, 2))
-    a, b, c = tokens(trace(first, second, other, block_tokens=32))
+    beyond = TracedRequest(3.0, 48, 1, (1,))
+    short = TracedRequest(4.0, 1, 1)
+    whole = trace(first, second, other, beyond, beyond, short, block_tokens=32)
+    found = [each for each, _ in traced_prompts(merged(whole, None), IDS, 1)]
+    assert [(each.input_tokens, each.output_tokens) for each in found] == [
+        (each.prompt_tokens, each.output_tokens) for each in whole.requests
+    ]
+    a, b, c, d, e, _ = tokens(whole)
     assert a[:64] == b[:64]
     assert a[64:70] != b[64:70]
     assert a[:32] != c[:32]
     assert a[32:64] == c[32:64]  # the block is the same, although its prefix is not
-    assert (len(a), len(b), len(c)) == (70, 90, 64)
-
-
-def test_tokens_beyond_the_blocks_are_of_the_request_alone() -> None:
-    a, b = tokens(trace(*2 * [TracedRequest(0.0, 48, 1, (1,))], block_tokens=32))
-    assert a[:32] == b[:32]
-    assert a[32:] != b[32:]
+    assert d[:32] == e[:32]
+    assert d[32:] != e[32:]  # beyond the blocks they are of the request alone
 
 
 def test_bulk_trace_is_merged_by_time_and_shares_no_prefix() -> None:

@@ -70,6 +70,7 @@ def test_nothing_is_compared_where_a_request_was_not_answered(tmp_path: Path) ->
 
 
 def test_test_that_did_not_end_has_no_figures(tmp_path: Path) -> None:
-    assert Loadgen(SINGLE, tmp_path).compared(CALLS) is None
+    test = Loadgen(SINGLE, tmp_path)
+    assert test.compared(CALLS) is None
     (tmp_path / "mlperf_log_detail.txt").write_text(':::MLLOG {"key": "a", "value": 1}\n')
-    assert Loadgen(SINGLE, tmp_path).compared(CALLS) is None
+    assert test.compared(CALLS) is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.sizing.tune import RATES
 from tests.orch_sidecar.tools.bench.sample_results import (
@@ -23,38 +23,39 @@ from tests.orch_sidecar.tools.bench.sample_results import (
 
 SLO = replace(ONLINE, slo_ms={"ttft": 200.0})
 KEPT = result(in_a_row(100), SLO)
-MISSED = result([*in_a_row(98), answered(9.8, first_s=0.3), answered(9.9, first_s=0.3)], SLO)
-NOTHING = result([refused(0.0)], SLO)
-
-
-def kept(found: Result) -> bool:
-    """Whether a trial with this result meets the SLO."""
-    return RateSearch(1.0, inf).record(found).kept
+MISSED = result([refused(0.0)], SLO)
 
 
 def search(first_per_s: float, most_per_s: float, **rules: Any) -> RateSearch:
     """One that has ended, on an engine that can do so much."""
     found = RateSearch(first_per_s, inf, **rules)
     while not found.done:
-        found.record(KEPT if found.next_per_s <= most_per_s else NOTHING)
+        found.record(KEPT if found.next_per_s <= most_per_s else MISSED)
     return found
 
 
-def test_one_in_a_hundred_may_miss_and_two_may_not() -> None:
-    one = result([*in_a_row(99), answered(9.9, first_s=0.3)], SLO)
-    assert [kept(each) for each in (KEPT, one, MISSED)] == [True, True, False]
+LATE = answered(9.9, first_s=0.3)
 
 
-def test_what_was_turned_away_has_not_kept_it() -> None:
-    assert not kept(result([*in_a_row(98), refused(1.0), refused(1.0)], SLO))
-    assert not kept(result([refused(0.0)], SLO))
-
-
-def test_share_is_not_rounded_up_to_the_bound() -> None:
-    """296 of 299 are 98.997 %."""
-    found = result([*in_a_row(296), *(refused(1.0) for _ in range(3))], SLO)
-    assert found.goodput is not None
-    assert (found.goodput.share, kept(found)) == (0.99, False)
+@pytest.mark.parametrize(
+    ("calls", "is_kept", "share"),
+    [
+        (in_a_row(100), True, 1.0),
+        ([*in_a_row(99), LATE], True, 0.99),
+        ([*in_a_row(98), LATE, LATE], False, 0.98),
+        ([*in_a_row(98), refused(1.0), refused(1.0)], False, 0.98),  # turned away, not kept
+        ([*in_a_row(296), *3 * [refused(1.0)]], False, 0.99),  # 98.997 %, rounded
+        ([refused(0.0)], False, 0.0),
+    ],
+)
+def test_one_in_a_hundred_may_miss_and_two_may_not(
+    calls: list[Call], is_kept: bool, share: float
+) -> None:
+    found = RateSearch(4.0, inf)
+    trial = found.record(result(calls, SLO))
+    assert found.trials == [trial]
+    stated = trial.rate_per_s, trial.requests, trial.share, trial.kept
+    assert stated == (4.0, len(calls), share, is_kept)
 
 
 @given(first_per_s=st.floats(0.1, 100.0), most_per_s=st.floats(0.05, 1000.0))
@@ -100,12 +101,3 @@ def test_first_rate_is_tried_however_long_it_takes_and_higher_ones_are_looked_fo
     assert found.best is not None
     assert 1.1 < found.best.rate_per_s <= 1.2
     assert not found.too_slow
-
-
-def test_trials_are_recorded() -> None:
-    found = RateSearch(4.0, inf)
-    trial = found.record(MISSED)
-    assert found.trials == [trial]
-    assert (trial.rate_per_s, trial.requests, trial.share, trial.kept) == (4.0, 100, 0.98, False)
-    nothing: Result = result([refused(0.0)], SLO)
-    assert found.record(nothing).share == 0.0
