@@ -50,24 +50,9 @@ class Point:
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
     remarks: tuple[str, ...]
-    speedup: float | None = None
-    efficiency: float | None = None
+    speedup: float | None
+    efficiency: float | None
     over_single: float | None = None
-
-    @property
-    def is_base(self) -> bool:
-        """Whether other figures may be related to it."""
-        return not {condition.CUT, condition.CLIENT_LIMITED} & set(self.remarks)
-
-    def related(self, base: Point | None, single: Point | None) -> Point:
-        """Returns it with its throughput over that of other points."""
-        speedup = efficiency = over_single = None
-        if base is not None and self.is_base:
-            at, base_at = ((p.batch_mean, p.tokens_per_s.median) for p in (self, base))
-            speedup, efficiency = scaling(at, base_at)
-        if single is not None:
-            over_single = self.tokens_per_s.median / single.tokens_per_s.median
-        return replace(self, speedup=speedup, efficiency=efficiency, over_single=over_single)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,36 +163,43 @@ def _ways(
     for way in sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1]))):
         label, loop, scheduling = way
         points = _points(found[way], verified)
-        base = next((point for point in points if point.is_base), None)
         if label is Label.SINGLE_STREAM and not ways:
-            single = base
+            single = next((each.tokens_per_s.median for each in points if each.speedup), None)
+        if single is not None:
+            points = [replace(at, over_single=at.tokens_per_s.median / single) for at in points]
         several = setups[label, loop] > 1
         named = {label: True, loop: _IMPLIED.get(label) is not loop, scheduling: several}
         name = ", ".join(part for part, is_named in named.items() if is_named)
-        related = tuple(point.related(base, single) for point in points)
-        ways.append(Way(next(letters), name, *way, related))
+        ways.append(Way(next(letters), name, *way, tuple(points)))
     return tuple(ways)
 
 
 def _points(rows: Sequence[Row], verified: Collection[Row]) -> list[Point]:
-    """Returns the points of a way, smallest batch first."""
+    """Returns the points of a way, smallest batch first, related to the first that may be."""
     found: dict[tuple[int, tuple[str, ...]], list[Row]] = defaultdict(list)
     for row in rows:
         found[row.batch, condition.remarks_of(row.notes, row in verified)].append(row)
-    points = []
+    points: list[Point] = []
+    base = None
     for (batch, remarks), alike in sorted(found.items()):
         figures = [row.throughput_tokens_per_sec for row in alike]
-        mean = fmean(row.notes.number(BATCH_MEAN) or row.batch for row in alike)
+        at = fmean(row.notes.number(BATCH_MEAN) or row.batch for row in alike), median(figures)
+        related: tuple[float | None, float | None] = None, None
+        if not {condition.CUT, condition.CLIENT_LIMITED} & {*remarks}:
+            base = base or at
+            related = scaling(at, base)
         point = Point(
             batch=batch,
-            batch_mean=mean,
+            batch_mean=at[0],
             batch_max=max(row.notes.count(BATCH_MAX) or 0 for row in alike) or None,
             rows=len(alike),
-            tokens_per_s=FigureRange(median(figures), min(figures), max(figures)),
-            tokens_per_s_per_sequence=median(figures) / mean,
+            tokens_per_s=FigureRange(at[1], min(figures), max(figures)),
+            tokens_per_s_per_sequence=at[1] / at[0],
             ttft_p50_ms=_median(alike, time_note("ttft", 50)),
             ttft_p95_ms=_median(alike, time_note("ttft", 95)),
             remarks=remarks,
+            speedup=related[0],
+            efficiency=related[1],
         )
         points.append(point)
     return points
@@ -288,10 +280,6 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     return [by_size(*chart, linear=False) for chart in charts if chart[-1]]
 
 
-def _of_several(point: Point, value: float) -> str:
-    return NONE if point.rows == 1 else rounded(value, 2)
-
-
 # Of the points of a set.
 _COLUMNS: Final[Columns] = (
     ("", lambda way, point: way.letter),
@@ -301,8 +289,8 @@ _COLUMNS: Final[Columns] = (
     ("peak", lambda way, point: str(point.batch_max or NONE)),
     ("rows", lambda way, point: str(point.rows)),
     ("tokens/s", lambda way, point: rounded(point.tokens_per_s.median, 2)),
-    ("min", lambda way, point: _of_several(point, point.tokens_per_s.least)),
-    ("max", lambda way, point: _of_several(point, point.tokens_per_s.most)),
+    ("min", lambda way, p: rounded(p.tokens_per_s.least if p.rows > 1 else None, 2)),
+    ("max", lambda way, p: rounded(p.tokens_per_s.most if p.rows > 1 else None, 2)),
     ("per sequence", lambda way, point: rounded(point.tokens_per_s_per_sequence, 2)),
     ("speed-up", lambda way, point: rounded(point.speedup, 2)),
     ("efficiency", lambda way, point: rounded(point.efficiency, 2)),
