@@ -1,4 +1,4 @@
-"""The page: one file that loads nothing, and its words for a terminal."""
+"""The page: one file that loads nothing, in which text stays text; its words for a terminal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 
 from orch_sidecar.tools.drawing import page as pages
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
+from orch_sidecar.tools.drawing.texts import element, html_of
 from tests.orch_sidecar.tools.drawing.html_reader import Page
-from tests.orch_sidecar.tools.drawing.test_elements import HOSTILE
 
+HOSTILE = """<script>alert(1)</script>"'&<img src=x onerror=alert(1)>]]>--></style></title>"""
 SERIES = [Series(HOSTILE, [1, 2], [3, 4]), Series("other", [1, 2], [4, 5])]
 CHART = by_size(
     HOSTILE, HOSTILE, HOSTILE, HOSTILE, SERIES, linear=True, marked=[Marked(HOSTILE, 1.5)]
@@ -61,25 +62,19 @@ def test_terminal_has_texts_and_tables_and_headings_of_what_it_shows() -> None:
     page.remark("an explanation")
     page.table(("name", "n"), [("a", "10"), ("longer", "9")])
     page.list(["this"], "Why", "warn")
-    page.list([])
     assert page.plain.splitlines() == [
         "title", "", "figures", "valid: a text", "name     n", "a       10", "longer   9", "Why:",
         "  this",
     ]  # fmt: skip
 
 
-def test_names_do_not_control_a_terminal() -> None:
+def test_names_do_not_control_a_terminal_and_what_is_empty_leaves_nothing() -> None:
     page = pages.Page("tiny\x1b]0;a\x07")
     page.text("a model\u202e")
-    assert page.plain == "tiny\ufffd]0;a\ufffd\na model\ufffd"
-
-
-def test_empty_list_and_no_charts_leave_nothing() -> None:
-    page = pages.Page("a")
     page.list([])
     page.charts([])
-    found = Page(page.html)
-    assert (found.all("ul"), found.all("div")) == ([], [])
+    assert page.plain == "tiny\ufffd]0;a\ufffd\na model\ufffd"
+    assert not {"ul", "div"} & {name for name, _ in Page(page.html).tags}
 
 
 def test_words_need_no_matplotlib_and_pictures_name_what_to_install(
@@ -91,3 +86,25 @@ def test_words_need_no_matplotlib_and_pictures_name_what_to_install(
     assert HOSTILE in page.plain
     with pytest.raises(ValueError, match="pip install matplotlib"):
         _ = page.html
+
+
+def test_texts_and_attributes_are_escaped() -> None:
+    page = Page(html_of(element("p", HOSTILE, element("b", HOSTILE), HOSTILE, title=HOSTILE)))
+    assert page.loads_nothing()
+    assert [name for name, _ in page.tags] == ["p", "b"]
+    assert page.all("p") == [{"title": HOSTILE}]
+    assert "".join(page.texts).strip() == HOSTILE * 3
+
+
+@pytest.mark.parametrize("hidden", ["\x00", "\x1b[31m", "\u202e", "\ud800", "\u2066", "\x9b"])
+def test_characters_that_hide_or_reorder_text_are_replaced(hidden: str) -> None:
+    text = html_of(element("p", f"a{hidden}b", title=hidden))
+    assert hidden[0] not in text
+    assert "\N{REPLACEMENT CHARACTER}" in text
+    text.encode("utf-8")
+
+
+def test_texts_after_elements_stay_in_their_order_and_names_of_attributes_have_dashes() -> None:
+    made = element("p", "a", element("b", "c"), "d", "e", class_="x", aria_hidden="true")
+    assert "".join(made.itertext()) == "acde"
+    assert made.attrib == {"class": "x", "aria-hidden": "true"}

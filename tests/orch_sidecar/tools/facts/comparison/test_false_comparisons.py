@@ -207,25 +207,17 @@ def test_no_hits_are_unknown_where_the_cache_is_off() -> None:
     assert found.conditions["prefix_hit_ratio"] == "none"
 
 
-class TestEvidence:
-    def test_verified_evidence_is_apart_from_evidence_that_was_not_verified_and_from_none(
-        self,
-    ) -> None:
-        rows = located(
-            measured(100, evidence=EVIDENCE),
-            measured(900, evidence=f"sha256:{64 * 'b'}"),
-            measured(800),
-        )
-        found = compare(rows, {rows[0].row})
-        assert [(each.rows, each.remarks) for each in points(found)] == [
-            (2, ()),
-            (1, ("evidence verified",)),
-        ]
-        assert text_of(found).count("evidence verified") == 1
-
-    def test_evidence_that_is_there_is_not_verified_by_that(self) -> None:
-        [point] = points(compared(measured(100, evidence=EVIDENCE), measured(110)))
-        assert (point.rows, point.remarks) == (2, ())
+def test_verified_evidence_is_apart_from_evidence_that_was_not_verified_and_from_none() -> None:
+    rows = located(
+        measured(100, evidence=EVIDENCE), measured(900, evidence=f"sha256:{64 * 'b'}"),
+        measured(800),
+    )  # fmt: skip
+    found = compare(rows, {rows[0].row})
+    assert [(each.rows, each.remarks) for each in points(found)] == [
+        (2, ()),
+        (1, ("evidence verified",)),
+    ]
+    assert text_of(found).count("evidence verified") == 1
 
 
 class TestBatch:
@@ -260,20 +252,15 @@ class TestBatch:
         assert "peak" not in text_of(found)
 
 
-class TestText:
-    def test_usual_conditions_are_not_listed(self) -> None:
-        heading = text_of(compared(measured(100))).splitlines()[0]
-        assert heading == (
-            "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 4 x H100, 512 tokens in, "
-            "512 tokens out, loaded as unknown"
-        )
-
-    def test_usual_condition_is_named_beside_another_one(self) -> None:
-        text = text_of(compared(measured(100), measured(300, speculative="ngram:3")))
-        assert "\n\nno speculative decoding\n" in text
-        assert "\n\nspeculative decoding ngram:3\n" in text
-        assert "quantization" not in text
-
-    def test_unknown_settings_are_named_once(self) -> None:
-        text = text_of(compared(fact(gpu_count=4), measured(100)))
-        assert "512 tokens out, engine settings unknown\n" in text
+def test_usual_conditions_are_named_beside_another_one_only_and_unknown_ones_once() -> None:
+    heading = text_of(compared(measured(100))).splitlines()[0]
+    assert heading == (
+        "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 4 x H100, 512 tokens in, "
+        "512 tokens out, loaded as unknown"
+    )
+    text = text_of(compared(measured(100), measured(300, speculative="ngram:3")))
+    assert "\n\nno speculative decoding\n" in text
+    assert "\n\nspeculative decoding ngram:3\n" in text
+    assert "quantization" not in text
+    text = text_of(compared(fact(gpu_count=4), measured(100)))
+    assert "512 tokens out, engine settings unknown\n" in text
