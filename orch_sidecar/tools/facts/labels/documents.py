@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -20,6 +20,7 @@ from orch_sidecar.tools.facts.tables.table import decoded
 # Those of 64 bits. An integer of more is no count, and may be too large for a float.
 _MOST_DIGITS: Final = 20
 _SHOWN_CHARACTERS: Final = 60
+_TOO_DEEP: Final = "it is nested too deeply"
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -51,6 +52,8 @@ def named(what: str) -> Iterator[None]:
         raise ValueError(f"{what}{first_problem(error)}") from None
     except ValueError as error:
         raise ValueError(f"{what}{error}") from None
+    except RecursionError:
+        raise ValueError(f"{what}{_TOO_DEEP}") from None
 
 
 def parsed_as(model: type[_Model], document: object, what: str) -> _Model:
@@ -65,7 +68,7 @@ def parse_json(payload: bytes, what: str) -> Any:
     Raises ValueError, which begins with `what`.
     """
     with named(what):
-        return _parsed(_STRICT.decode, payload.decode())
+        return _STRICT.decode(payload.decode())
 
 
 def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
@@ -79,23 +82,18 @@ def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
         while (found := _NO_SPACE.search(text, at)) is not None or not at:
             begin = len(text) if found is None else found.start()
             line, at = line + text.count("\n", at, begin), begin
-            document, end = _parsed(_DECODER.raw_decode, text, at)
+            document, end = _DECODER.raw_decode(text, at)
             yield line, document
             line, at = line + text.count("\n", at, end), end
     except json.JSONDecodeError as error:
         line, rule = error.lineno, "it ends too early" if error.pos == len(text) else error.msg
-    except ValueError as error:  # an integer, a name that is there twice, or too deep
+    except ValueError as error:  # an integer, or a name that is there twice
         rule = str(error)
+    except RecursionError:
+        rule = _TOO_DEEP
     else:
         return
     raise ValueError(f"{name}:{line}: invalid JSON: {rule}")
-
-
-def _parsed(parse: Callable[..., Any], *given: Any) -> Any:
-    try:
-        return parse(*given)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def _of_different_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -135,44 +135,44 @@ class Load:
         }
 
 
-def contradictions(load: Load, in_flight: Sequence[Interval]) -> Iterator[str]:
-    """Yields how the requests of a run, each from its arrival to its end, came otherwise."""
-    arrived_s = sorted(each.start for each in in_flight)
-    spread_s = arrived_s[-1] - arrived_s[0]
-    took_s = max(each.end for each in in_flight) - arrived_s[0]
-    if load.arrivals is Arrivals.AT_ONCE and spread_s > thresholds.LACKING * took_s:
-        yield f"arrivals is {load.arrivals}, the requests came within {spread_s:.3g} s"
-    if load.looped is not None:
-        yield from loop_contradictions(load.looped, in_flight, may_pause=True)
-    ended_s = [each.end for each in in_flight]
-    yield from schedule_contradictions(load, arrived_s, ended_s, exact=False)
-
-
-def loop_contradictions(
-    clients: int,
-    in_flight: Sequence[Interval],
-    seen_by_engine: Sequence[Interval] = (),
+def contradictions(
+    load: Load,
+    looped: Sequence[Interval],
+    arrived_s: Sequence[float],
+    ended_s: Sequence[float],
     *,
-    may_pause: bool,
+    seen_by_engine: Sequence[Interval] = (),
+    may_pause: bool = True,
+    exact: bool = False,
 ) -> Iterator[str]:
-    """Yields how a closed loop had other clients: all of them begin at once, none sends a request
-    before its last one has ended, and each has one in flight, unless it `may_pause`."""
-    at_once, largest = most(in_flight), max(most(in_flight), most(seen_by_engine))
-    lacking = missing(in_flight, clients) if len(in_flight) > clients else 0.0
-    if largest > clients:
-        yield f"at_once is {clients}, {largest} requests were in flight at once"
-    elif at_once < (1 - thresholds.LACKING) * min(clients, len(in_flight)):
-        yield f"at_once is {clients}, at most {at_once} requests were in flight at once"
-    if lacking > thresholds.LACKING and not may_pause:
-        yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
+    """Yields how the requests of a run came otherwise.
+
+    `looped`: those that a closed loop has sent, if there is one, from then to their ends. All its
+    clients begin at once, none sends a request before its last one has ended, and each has one in
+    flight, unless it `may_pause`. `arrived_s`, in their order, and `ended_s`: of those that came at
+    once or by a schedule, as far as they are known; `exact`: when they were due, not sent.
+    """
+    if load.arrivals is Arrivals.AT_ONCE and arrived_s:
+        spread_s, took_s = arrived_s[-1] - arrived_s[0], max(ended_s) - arrived_s[0]
+        if spread_s > thresholds.LACKING * took_s:
+            yield f"arrivals is {load.arrivals}, the requests came within {spread_s:.3g} s"
+    if load.looped is not None and looped:
+        clients, at_once = load.looped, most(looped)
+        lacking = missing(looped, clients) if len(looped) > clients else 0.0
+        if (largest := max(at_once, most(seen_by_engine))) > clients:
+            yield f"at_once is {clients}, {largest} requests were in flight at once"
+        elif at_once < (1 - thresholds.LACKING) * min(clients, len(looped)):
+            yield f"at_once is {clients}, at most {at_once} requests were in flight at once"
+        if lacking > thresholds.LACKING and not may_pause:
+            yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
+    yield from _of_schedule(load, arrived_s, ended_s, exact=exact)
 
 
-def schedule_contradictions(
+def _of_schedule(
     load: Load, arrived_s: Sequence[float], ended_s: Sequence[float], *, exact: bool
 ) -> Iterator[str]:
-    """Yields how requests, in the order of their arrival, had another rate, or came as answers
-    ended; of a schedule whose gaps are not known, nothing. `exact`: it is when they were due, not
-    when they were sent. `ended_s`: of the answers, as far as they are known."""
+    """Yields how requests had another rate, or came as answers ended; of a schedule whose gaps are
+    not known, nothing."""
     gaps = [later - earlier for earlier, later in pairwise(arrived_s)]
     rate, total, count = load.rate_per_s, sum(gaps), len(gaps)
     if load.arrivals is Arrivals.POISSON and total > 0:

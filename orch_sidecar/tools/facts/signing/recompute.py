@@ -13,14 +13,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, islice
-from operator import sub
+from operator import attrgetter, sub
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import thresholds
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
-from orch_sidecar.tools.facts.labels.load import Load, loop_contradictions, schedule_contradictions
+from orch_sidecar.tools.facts.labels.load import Load
+from orch_sidecar.tools.facts.labels.load import contradictions as load_contradictions
 from orch_sidecar.tools.facts.labels.measured import Model, engine_between, name_model, row_of
 from orch_sidecar.tools.facts.labels.observation import Observation, observed
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
@@ -161,7 +162,7 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
         for call in run.calls
         if (made := call.served) is not None
     ]
-    missing = Counter(map(_tokens, seen)) - Counter(map(_tokens, requests))
+    missing = Counter(map(_TOKENS, seen)) - Counter(map(_TOKENS, requests))
     for (prompt, generated), count in sorted(missing.items())[:1]:
         yield (
             f"{count} more answers of {prompt} prompt and {generated} generated tokens were "
@@ -173,22 +174,20 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
         groups = [(sent, seen, requests)]
         if len(seen) == len(requests):
             # Of a failed request nobody knows which of the engine's it was: no group is whole then.
-            pairs = zip(_by_tokens(seen), _by_tokens(requests), strict=True)
+            pairs = zip(
+                *(
+                    [list(group) for _, group in groupby(sorted(each, key=_TOKENS), _TOKENS)]
+                    for each in (seen, requests)
+                ),
+                strict=True,
+            )
             groups += [([each.arrived_s for each in here], here, there) for here, there in pairs]
         slack_s = proof.adjusted_s + thresholds.CLOCK_RATE * proof.totals.window_s
         slack_s += thresholds.ROUNDING_S + thresholds.NOTED_LATE_S
         yield from islice(chain.from_iterable(_impossible(*each, slack_s) for each in groups), 1)
 
 
-def _tokens(request: CompletedRequest) -> tuple[int, int]:
-    return request.input_tokens, request.output_tokens
-
-
-def _by_tokens(requests: Sequence[CompletedRequest]) -> Iterator[list[CompletedRequest]]:
-    for _, group in groupby(sorted(requests, key=_tokens), _tokens):
-        yield list(group)
-
-
+_TOKENS: Final = attrgetter("input_tokens", "output_tokens")
 # What a client sees of an answer, and the names of its time, and of how long it took.
 _MOMENTS: Final = (
     ("began to come", "first_token_s", "TTFT", "ttft_s"),
@@ -227,14 +226,6 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     due_s = sorted(call.due_s for call in run.calls if call.due_s is not None)
     if closed is bool(due_s):
         yield f"arrivals is {kind}, the client's requests had {'a' if closed else 'no'} schedule"
-    beside = [call.in_flight for call in run.calls if call.due_s is None]
-    known = [each for each in beside if each is not None]
-    if known and load.looped is not None:
-        spans = [] if due_s else [each.in_flight for each in proof.requests]
-        # An end that was noted late is no overlap.
-        inside = [Interval(at, max(at, end - thresholds.NOTED_LATE_S)) for at, end, _ in spans]
-        # A busy machine's clients pause, and the row notes that.
-        yield from loop_contradictions(load.looped, known, inside, may_pause=bool(run.bottleneck))
     times = ((call.due_s, call.sent_s) for call in run.calls)
     late = [sent_s - due_s for due_s, sent_s in times if due_s is not None and sent_s is not None]
     late_s, most_s = percentile(late, 99) or 0.0, float(thresholds.CLIENT_LATE_S)
@@ -242,6 +233,16 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
         most_s = max(most_s, thresholds.CLIENT_LATE_SHARE * proof.totals.window_s)
     if late_s > most_s + thresholds.ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
-    ended_s = [call.ended_s for call in run.calls if call.ended_s is not None]
-    # The load generator that is not ours states when it has issued a request.
-    yield from schedule_contradictions(load, due_s, ended_s, exact=load.loadgen is None)
+    # An end that was noted late is no overlap.
+    spans = [] if due_s else [each.in_flight for each in proof.requests]
+    yield from load_contradictions(
+        load,
+        [each for call in run.calls if call.due_s is None and (each := call.in_flight) is not None],
+        due_s,
+        [call.ended_s for call in run.calls if call.ended_s is not None],
+        seen_by_engine=[
+            Interval(at, max(at, end - thresholds.NOTED_LATE_S)) for at, end, _ in spans
+        ],
+        may_pause=bool(run.bottleneck),  # a busy machine's clients do, and the row notes that
+        exact=load.loadgen is None,  # that load generator states when it has issued a request
+    )

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.load import Load, schedule_contradictions
+from orch_sidecar.tools.facts.labels.load import Load, contradictions
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Returns when answers end, of requests that come at some times, and take about so long.
@@ -29,7 +29,7 @@ ENDS: dict[str, Ends] = {
 def said(arrived_s: Sequence[float], ended_s: Sequence[float], *, exact: bool) -> list[str]:
     rate = (len(arrived_s) - 1) / (arrived_s[-1] - arrived_s[0])
     load = Load(arrivals=Arrivals.POISSON, rate_per_s=rate)
-    return list(schedule_contradictions(load, arrived_s, ended_s, exact=exact))
+    return list(contradictions(load, [], arrived_s, ended_s, exact=exact))
 
 
 @pytest.mark.parametrize("ends", ENDS)
