@@ -81,7 +81,7 @@ def judge(seen: Observation) -> list[Objection]:
         engine = seen.states.before
         if changed := objections_of(*_changes(seen.states)):
             return [*changed, *stale]  # the counts of the two states cannot be compared
-    rules = (*_others(seen), *_steps(seen), *_arrivals(seen), *_tokens(seen), *_beside(seen))
+    rules = (*_others(seen), *_steps(seen), *_arrivals(seen), *_tokens(seen))
     return [*objections_of(*_unable(seen.label, seen.slots, engine), *rules), *stale]
 
 
@@ -166,29 +166,6 @@ def _others(seen: Observation) -> tuple[Rule, ...]:
         (Reason.OTHER_TRAFFIC, accepted is not None and accepted < seen.answered,
          f"{seen.answered} requests were answered, but the engine accepted {accepted}: answers "
          "were shared (coalesced), or came from another engine"),
-    )  # fmt: skip
-
-
-def _beside(seen: Observation) -> tuple[Rule, ...]:
-    """Objects to what spans show beside the answers."""
-    found, single = seen.beside, seen.label is Label.SINGLE_STREAM
-    allowed_s = thresholds.UNEXPLAINED_WAIT * found.took_s
-    return (
-        (Reason.COALESCED, found.shared, "requests shared a generation, the tokens of which would "
-         f"count several times: {found.shared}"),
-        (Reason.DIVIDED, found.divided, "requests ran in parts: their times are those of several "
-         f"requests to the engine: {found.divided}"),
-        (Reason.ONLINE_TRAFFIC, seen.label is Label.OFFLINE and found.online,
-         f"requests of class interactive: {found.online}"),
-        (Reason.OTHER_TRAFFIC, found.foreign,
-         f"foreign sequences in the same engine at the time: {found.foreign}"),
-        (Reason.UNSEEN_TRAFFIC, found.unseen, "sequences that shared a step with untraced ones "
-         f"(tracing must not sample): {found.unseen}"),
-        (Reason.ENGINE_CHANGED, found.engines > 1,
-         f"{found.engines} engines served it: it was restarted, or there are several"),
-        (Reason.OTHER_TRAFFIC, single and found.waited_s > allowed_s,
-         f"requests waited {found.waited_s:.3f} s for admission while none that is traced was "
-         f"dispatched, and took {found.took_s:.3f} s: others had the slot"),
     )  # fmt: skip
 
 

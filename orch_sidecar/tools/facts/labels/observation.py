@@ -33,26 +33,6 @@ class Batches:
     ran: Mapping[int, int] = field(default_factory=dict, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What spans show beside the answers of a measurement.
-
-    `engines`: how many served it. Of its requests: `shared`, whose generation had several answers;
-    `divided`, which ran in parts; `online`, of the interactive class. `foreign`: sequences of
-    others in its engines meanwhile; `unseen`: its own in a step with more than are known.
-    `waited_s`: for admission while nothing that is known was dispatched, of `took_s` in all.
-    """
-
-    engines: int = 1
-    shared: int = 0
-    divided: int = 0
-    online: int = 0
-    foreign: int = 0
-    unseen: int = 0
-    waited_s: float = 0.0
-    took_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class States:
     """Two states of one engine, idle both times: before the first request, after the last."""
@@ -132,7 +112,6 @@ class Observation:
     in_steps: int | None = None
     states: States | None = None
     accepted: int | None = None
-    beside: Beside = Beside()
     in_flight: Sequence[Interval] = ()
     running: Sequence[Interval] = ()
     in_engine: Sequence[Interval] = ()

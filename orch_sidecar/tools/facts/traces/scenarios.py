@@ -23,8 +23,9 @@ from math import inf
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.labels.intervals import Interval, uncovered
-from orch_sidecar.tools.facts.labels.observation import Batches, Beside, Observation
-from orch_sidecar.tools.facts.labels.thresholds import QUEUED_STEPS
+from orch_sidecar.tools.facts.labels.judge import Reason, Rule
+from orch_sidecar.tools.facts.labels.observation import Batches, Observation
+from orch_sidecar.tools.facts.labels.thresholds import QUEUED_STEPS, UNEXPLAINED_WAIT
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.requests import (
     UNCOUNTED_STEPS,
@@ -137,7 +138,6 @@ class Scenario:
             slots=frozenset(each.engine.slots_total for each in found),
             batches=batches,
             answered=len(answered),
-            beside=self._beside,
             in_flight=[
                 Interval(each.start_ns, each.end_ns, each.requested_sequences)
                 for each in requests
@@ -224,33 +224,51 @@ class Scenario:
                 yield stay, attempt.released_ns, request.link in own
 
     @property
-    def _beside(self) -> Beside:
+    def others(self) -> tuple[Rule, ...]:
+        """The objections to what its spans show beside the answers."""
         requests, served, found = self.requests, self.served, [*self._stays()]
         start_ns, end_ns = served[0].start_ns, max(each.end_ns for each in served)
-        others = (stay for stay, _, is_own in found if not is_own)
+        shared = sum(each.coalesced or each.coalesced_leader for each in requests)
+        divided = sum(bool(each.parts) for each in requests)
+        online = sum(each.service_class == INTERACTIVE for each in requests)
+        foreign = sum(
+            stay.sequences
+            for stay, _, is_own in found
+            if not is_own and stay.end >= start_ns and stay.start <= end_ns
+        )
         # A step has more sequences than were traced at the time: it had untraced ones.
         started = sorted(stay.start for stay, *_ in found for _ in range(stay.sequences))
         left = sorted(left_ns for stay, left_ns, _ in found for _ in range(stay.sequences))
         times = [(self._time_of(each), each.batch_max) for each in self.sequences]
+        unseen = sum(
+            largest > bisect_right(started, time.end) - bisect_left(left, time.start)
+            for time, largest in times
+        )
         # Who waited while none that is traced was dispatched: somebody else had the slot, whose
         # request may have left no span. One that came before the first has no number among theirs.
         waited = (Interval(*each) for request in served for each in request.waited)
         busy = (Interval(each.start_ns, each.released_ns) for _, each in self.attempts)
-        return Beside(
-            engines=len(self.engines),
-            shared=sum(each.coalesced or each.coalesced_leader for each in requests),
-            divided=sum(bool(each.parts) for each in requests),
-            online=sum(each.service_class == INTERACTIVE for each in requests),
-            foreign=sum(
-                stay.sequences for stay in others if stay.end >= start_ns and stay.start <= end_ns
-            ),
-            unseen=sum(
-                largest > bisect_right(started, time.end) - bisect_left(left, time.start)
-                for time, largest in times
-            ),
-            waited_s=uncovered(waited, busy) / 1e9,
-            took_s=sum(each.end_ns - each.start_ns for each in served) / 1e9,
-        )
+        waited_s = uncovered(waited, busy) / 1e9
+        took_s = sum(each.end_ns - each.start_ns for each in served) / 1e9
+        label, engines = self.key.measurement_type, len(self.engines)
+        return (
+            (Reason.COALESCED, shared, "requests shared a generation, the tokens of which would "
+             f"count several times: {shared}"),
+            (Reason.DIVIDED, divided, "requests ran in parts: their times are those of several "
+             f"requests to the engine: {divided}"),
+            (Reason.ONLINE_TRAFFIC, label == Label.OFFLINE and online,
+             f"requests of class interactive: {online}"),
+            (Reason.OTHER_TRAFFIC, foreign,
+             f"foreign sequences in the same engine at the time: {foreign}"),
+            (Reason.UNSEEN_TRAFFIC, unseen, "sequences that shared a step with untraced ones "
+             f"(tracing must not sample): {unseen}"),
+            (Reason.ENGINE_CHANGED, engines > 1,
+             f"{engines} engines served it: it was restarted, or there are several"),
+            (Reason.OTHER_TRAFFIC,
+             label == Label.SINGLE_STREAM and waited_s > UNEXPLAINED_WAIT * took_s,
+             f"requests waited {waited_s:.3f} s for admission while none that is traced was "
+             f"dispatched, and took {took_s:.3f} s: others had the slot"),
+        )  # fmt: skip
 
 
 def growth(counted: Iterable[tuple[int, int]]) -> int:

@@ -60,7 +60,7 @@ def judge_scenario(scenario: Scenario, source: Source) -> Row | list[Objection]:
     if scenario.sequences and not _NEEDED & {each.reason for each in found}:
         rules = _contradictions(scenario)
         found += objections_of(*((Reason.CONTRADICTION, *rule) for rule in rules))
-        found += judge(scenario.observation)
+        found += [*judge(scenario.observation), *objections_of(*scenario.others)]
     if model.objection is not None and scenario.sequences:
         reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
         found.append(Objection(reason, f"the model {model.id!r}: {model.objection}"))
