@@ -112,6 +112,7 @@ def test_notes_describe_the_measurement() -> None:
     assert notes["profile"] == "cloud"
     assert notes["preliminary"] == "yes"  # too few queries for publication
     assert "failed" not in notes
+    assert "tpot_p50_ms" in row(run(HOME), proof(HOME)).notes  # as many clients as sequences
     assert row(run(CLOUD, failed=2), proof(CLOUD)).notes["failed"] == "2"
 
 
@@ -186,8 +187,12 @@ def test_name_for_display_is_the_last_part_of_the_id_or_given() -> None:
 
 
 def test_tokens_of_failed_requests_are_unknown() -> None:
-    """The engine may have decoded some of them."""
-    row(run(HOME, requests=19, failed=1, output_tokens=608), proof(HOME))
+    """The engine may have decoded some of them, and has read their prompts."""
+    found, ends = run(HOME, requests=19, failed=1, output_tokens=608), proof(HOME)
+    found = replace(found, served=found.served[:19])
+    known = States(replace(ends.before, prefill_s=0.0), replace(ends.after, prefill_s=100.0))
+    row(found, known)
+    assert "the first tokens took" in refused(run(HOME), known)
 
 
 def test_lengths_are_means_per_request() -> None:
