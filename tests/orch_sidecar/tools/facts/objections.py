@@ -5,7 +5,6 @@ from __future__ import annotations
 from orch_sidecar.tools.facts.labels.judge import Objection
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Row
-from orch_sidecar.tools.facts.traces.requests import Traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
 from orch_sidecar.tools.facts.traces.verdict import judge_scenario
@@ -17,29 +16,27 @@ LABELS = ("single_stream", "batched_online", "offline")
 
 
 # What a label requires of the load, and a table of a row: single requests, of which most of these
-# tests are made, have none. `test_observed_load` and `test_scenario_row` have the tests of it.
+# tests are made, have none. `test_observation` and `test_scenario_row` have the tests of it.
 LOAD = {"one_by_one", "mostly_alone", "trickle", "batch_not_full", "unsound_row"}
 
 
 def judged(*requests: list[Span], given: Source | None = None) -> Row | list[Objection]:
-    """Judges the single scenario of these requests."""
-    [scenario] = group_scenarios(traffic_from(*requests), 60.0)
+    """Judges the scenario of the first of these requests."""
+    own = requests[0][0].trace_id
+    [scenario] = [
+        each
+        for each in group_scenarios(traffic_from(*requests), 60.0)
+        if own in {request.link.trace_id for request in each.requests}
+    ]
     return judge_scenario(scenario, given or Source("test"))
 
 
-def objections_to(*requests: list[Span], scenario: str | None = None) -> dict[str, str]:
-    """Returns the objections to the scenario with that id, but for those to its load."""
-    found = objections_in(traffic_from(*requests), scenario)
-    return {reason: detail for reason, detail in found.items() if reason not in LOAD}
-
-
-def objections_in(traffic: Traffic, scenario: str | None) -> dict[str, str]:
-    [found] = [s for s in group_scenarios(traffic, 60.0) if s.key.scenario == scenario]
-    expected = judge_scenario(found, Source("test"))
-    if isinstance(expected, Row):
-        return {}
-    assert len({each.reason for each in expected}) == len(expected)
-    return {each.reason.value: each.detail for each in expected}
+def objections_to(*requests: list[Span]) -> dict[str, str]:
+    """Returns the objections to the scenario of the first request, but for those to its load."""
+    verdict = judged(*requests)
+    found = [] if isinstance(verdict, Row) else verdict
+    assert len({each.reason for each in found}) == len(found)
+    return {each.reason.value: each.detail for each in found if each.reason not in LOAD}
 
 
 def valid(label: str, number: int, start_s: float, end_s: float, **more: object) -> list[Span]:

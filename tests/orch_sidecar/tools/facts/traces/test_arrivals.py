@@ -11,8 +11,6 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.verdict import LEAST, arrivals_of
 
-ONLINE = Label.BATCHED_ONLINE
-
 
 def of(times: list[tuple[float, float]]) -> list[CompletedRequest]:
     return [CompletedRequest(arrived_s, None, ended_s, 32, 16) for arrived_s, ended_s in times]
@@ -38,31 +36,26 @@ def poisson(rate: float, count: int = 200, lasts_s: float = 1.0) -> list[Complet
     return of(found)
 
 
-@pytest.mark.parametrize("clients", [2, 4, 16])
-def test_clients_that_wait_for_their_answers_are_a_closed_loop(clients: int) -> None:
-    assert arrivals_of(closed(clients, 20), ONLINE) is Arrivals.CLOSED_LOOP
-    assert arrivals_of(closed(clients, 20), Label.OFFLINE) is Arrivals.CLOSED_LOOP
-
-
-@pytest.mark.parametrize("rate", [0.5, 2.0, 8.0])
-def test_requests_that_wait_for_nothing_are_an_open_loop(rate: float) -> None:
-    assert arrivals_of(poisson(rate), ONLINE) is Arrivals.OPEN_LOOP
-    assert arrivals_of(poisson(rate), Label.OFFLINE) is None, "that is no load of an offline run"
-
-
-def test_clients_that_pause_are_no_closed_loop() -> None:
-    assert arrivals_of(closed(4, 20, think_s=1.0), ONLINE) is Arrivals.OPEN_LOOP
-
-
-def test_all_within_a_tenth_of_the_window_came_at_once() -> None:
-    together = of([(0.01 * number, 10.0 + number) for number in range(40)])
-    assert arrivals_of(together, Label.OFFLINE) is Arrivals.AT_ONCE
-
-
-def test_few_requests_show_nothing() -> None:
-    assert arrivals_of(closed(2, 20)[: LEAST - 1], ONLINE) is None
-    assert arrivals_of(closed(16, 0.6), ONLINE) is None
-
-
-def test_single_stream_is_its_label() -> None:
-    assert arrivals_of(closed(1, 40), Label.SINGLE_STREAM) is None
+@pytest.mark.parametrize(
+    ("requests", "online", "offline"),
+    [
+        # Clients that wait for their answers, and those that pause after them.
+        *((closed(clients, 20), Arrivals.CLOSED_LOOP, Arrivals.CLOSED_LOOP)
+          for clients in (2, 4, 16)),
+        (closed(4, 20, think_s=1.0), Arrivals.OPEN_LOOP, None),
+        # Requests that wait for nothing: that is no load of an offline run.
+        *((poisson(rate), Arrivals.OPEN_LOOP, None) for rate in (0.5, 2.0, 8.0)),
+        # All within a tenth of the window.
+        (of([(0.01 * number, 10.0 + number) for number in range(40)]),
+         Arrivals.AT_ONCE, Arrivals.AT_ONCE),
+        # A few requests show nothing, nor do a few that follow others.
+        (closed(2, 20)[: LEAST - 1], None, None),
+        (closed(16, 0.6), None, None),
+    ],
+)  # fmt: skip
+def test_times_show_how_requests_arrived(
+    requests: list[CompletedRequest], online: Arrivals | None, offline: Arrivals | None
+) -> None:
+    assert arrivals_of(requests, Label.BATCHED_ONLINE) is online
+    assert arrivals_of(requests, Label.OFFLINE) is offline
+    assert arrivals_of(requests, Label.SINGLE_STREAM) is None, "its label implies it"

@@ -49,9 +49,9 @@ def test_sequence_of_others_at_the_time_shows_whatever_the_clocks_differ_by(
 ) -> None:
     other = ahead(valid(label, 1, 9.0, 10.01, server={}), ms)
     own = ahead(valid(label, 2, 10.0, 12.0), ms)
-    assert "other_traffic" in objections_to(other, own, scenario="run-1")
+    assert "other_traffic" in objections_to(own, other)
     earlier = ahead(valid(label, 1, 9.0, 9.999, server={}), ms)
-    assert "other_traffic" not in objections_to(earlier, own, scenario="run-1")
+    assert "other_traffic" not in objections_to(own, earlier)
 
 
 def test_clocks_are_taken_for_equal_unless_they_cannot_be() -> None:

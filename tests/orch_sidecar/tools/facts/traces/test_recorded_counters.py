@@ -27,16 +27,10 @@ def test_valid_runs_make_their_rows(run: Run) -> None:
 
 def test_run_with_a_sequence_that_left_no_span_makes_no_row(run: Run, tmp_path: Path) -> None:
     """Whichever of six streams it is: the engine has counted its steps, or its request."""
-    lines = (FOLDER / "cloud.jsonl").read_text(encoding="utf-8").splitlines()
+    first, *rest = (FOLDER / "cloud.jsonl").read_text(encoding="utf-8").split('"llm_request"')
+    path = tmp_path / "cloud.jsonl"
     for absent in range(6):
-        path = tmp_path / "cloud.jsonl"
-        path.write_text("\n".join(without_sequence(lines, absent)), encoding="utf-8")
+        names = ('"other"' if place == absent else '"llm_request"' for place in range(len(rest)))
+        parts = [name + part for name, part in zip(names, rest, strict=True)]
+        path.write_text("".join([first, *parts]), encoding="utf-8")
         assert run("from-otlp", path)[0] == 1
-
-
-def without_sequence(lines: list[str], number: int) -> list[str]:
-    """Renames the span of a sequence, so that it is none."""
-    first, *rest = "\n".join(lines).split('"llm_request"')
-    names = ['"llm_request"' if at != number else '"other"' for at in range(len(rest))]
-    joined = first + "".join(name + part for name, part in zip(names, rest, strict=True))
-    return joined.splitlines()

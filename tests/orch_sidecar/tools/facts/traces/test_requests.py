@@ -85,9 +85,7 @@ def test_sequences_of_one_prompt_count_its_tokens_once() -> None:
     assert [decode.input_tokens for decode in request.sequences] == [22, 22]
     assert request.engine_input_tokens == request.input_tokens == 22
     assert request.engine_output_tokens == request.output_tokens == 16
-
-
-def test_several_prompts_of_one_request_count_each() -> None:
+    # Several prompts of one request count each.
     spans = one(1, 0, 1, sequences=2, tokens=(10, 5))
     second = replace(spans[-1], attributes={**spans[-1].attributes, "gen_ai.request.id": "other"})
     assert only([*spans[:-1], second]).engine_input_tokens == 20
@@ -161,7 +159,6 @@ def test_a_request_without_its_server_span_has_not_ended() -> None:
     running = traffic_from([wait, engine, decode])
     assert traffic_from([wait]).unfinished == (("pool", Interval(0, inf)),)
     assert running.unfinished == (("pool", Interval(0, 1_000_000_000)),)
-    # The link names the request whose answer it received.
     assert (running.requests, running.orphans) == ((), ())
 
 

@@ -1,17 +1,35 @@
-"""Converting a scenario to a row: figures, notes and the names of its model."""
+"""Rows of scenarios, recorded and constructed: figures, conditions and the names of the model."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.tables.notes import RowNotes
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
-from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from tests.orch_sidecar.tools.facts import spans as made
+from tests.orch_sidecar.tools.facts.cheats.alterations import (
+    ATTEMPT,
+    SEQUENCE,
+    SERVER,
+    Alteration,
+    both,
+    changed,
+    copied,
+    moved,
+    raised,
+    reasons,
+    recounted,
+    set_to,
+    verdict,
+)
 from tests.orch_sidecar.tools.facts.objections import judged
-from tests.orch_sidecar.tools.facts.spans import ALONE, traffic_from
+from tests.orch_sidecar.tools.facts.spans import ALONE
 
 JAEGER = "jaeger:orch-sidecar"
 RUN: dict[str, Value] = {"orch.scenario": "run-1"}
@@ -31,6 +49,17 @@ def row_of(*requests: list[Span], given: Source | None = None) -> Row:
     found = judged(*requests, given=given or Source(JAEGER))
     assert isinstance(found, Row), found
     return found
+
+
+def notes_of(*requests: list[Span], **given: Any) -> RowNotes:
+    return parse_notes(row_of(*requests, **given).scenario_notes)
+
+
+def recorded(name: str, *alterations: Alteration) -> RowNotes:
+    """Returns the notes of the row of a recording."""
+    found = verdict(name, *alterations)
+    assert isinstance(found, Row), found
+    return parse_notes(found.scenario_notes)
 
 
 def objections_of(*requests: list[Span], given: Source | None = None) -> list[tuple[str, str]]:
@@ -96,55 +125,64 @@ def test_without_an_id_the_start_names_it() -> None:
     assert row.source_tag == "jaeger:orch-sidecar/2026-11-21T21:11:26.395Z"
 
 
-def test_hits_that_the_engine_no_longer_remembers_are_no_note() -> None:
-    forgotten: dict[str, Any] = {"orch.prefix_cache.hits_before": None}
-    assert "prefix_hit_ratio" not in parse_notes(
-        row_of(one(1, 0, 1, decode=forgotten)).scenario_notes
-    )
+@pytest.mark.parametrize(
+    ("decode", "note", "expected"),
+    [
+        # Hits that the engine no longer remembers.
+        ({"orch.prefix_cache.hits_before": None}, "prefix_hit_ratio", None),
+        # A figure of one rank.
+        ({"orch.data_parallel": 8}, "data_parallel", "8"),
+        ({"orch.data_parallel": 1}, "data_parallel", None),
+        ({"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}, "speculative", "ngram:3"),
+    ],
+)
+def test_conditions_are_notes(decode: dict[str, Any], note: str, expected: str | None) -> None:
+    assert notes_of(one(1, 0, 1, decode=decode)).get(note) == expected
 
 
-def test_figure_of_one_rank_is_noted_as_such() -> None:
-    rank: dict[str, Value] = {"orch.data_parallel": 8}
-    assert parse_notes(row_of(one(1, 0, 1, decode=rank)).scenario_notes)["data_parallel"] == "8"
-    whole: dict[str, Value] = {"orch.data_parallel": 1}
-    assert "data_parallel" not in parse_notes(row_of(one(1, 0, 1, decode=whole)).scenario_notes)
+# The id of a model that is a path; what was loaded may have another.
+PATH: dict[str, Value] = {"gen_ai.request.model": "/models/m"}
 
 
-def test_served_model_name_is_noted_where_the_id_differs() -> None:
-    loaded: dict[str, Value] = {"orch.weights": "org/Model-1B"}
-    row = row_of(one(1, 0, 1, decode=loaded), given=Source(JAEGER, model_id="org/Model-1B"))
-    assert "given" not in parse_notes(row.scenario_notes)
-    assert (row.model_id, row.model_name) == ("org/Model-1B", "Model-1B")
-    assert parse_notes(row.scenario_notes)["served_as"] == "model"
-    declared = Source(JAEGER, model_id="org/Model-1B", model_name="Model")
-    named = row_of(one(1, 0, 1, decode=loaded), given=declared)
-    assert named.model_name == "Model"
-    assert parse_notes(named.scenario_notes)["given"] == "model_name"
-    assert "given" not in parse_notes(row.scenario_notes)
+@pytest.mark.parametrize(
+    ("loaded", "server", "given", "names"),
+    [
+        ("org/Model-1B", {}, ("org/Model-1B", None), ("org/Model-1B", "Model-1B", "model", None)),
+        ("org/Model-1B", {}, ("org/Model-1B", "Model"),
+         ("org/Model-1B", "Model", "model", "model_name")),
+        ("/models/m", PATH, ("m", None), ("m", "m", "/models/m", "model_id")),
+        ("org/m", PATH, ("org/m", None), ("org/m", "m", "/models/m", None)),
+    ],
+)  # fmt: skip
+def test_names_of_the_model_are_those_of_the_engine_or_noted_as_given(
+    loaded: str,
+    server: dict[str, Value],
+    given: tuple[str, str | None],
+    names: tuple[str | None, ...],
+) -> None:
+    served = one(1, 0, 1, server=server, decode={**server, "orch.weights": loaded})
+    row = row_of(served, given=Source(JAEGER, *given))
+    notes = parse_notes(row.scenario_notes)
+    assert (row.model_id, row.model_name, notes["served_as"], notes.get("given")) == names
 
 
-def test_model_that_the_engine_does_not_serve_is_an_objection() -> None:
-    assert objections_of(one(1, 0, 1), given=Source(JAEGER, model_id="org/Model-70B")) == [
-        (
-            "contradiction",
-            "the model 'org/Model-70B': the engine serves model (loaded as model), not this",
-        )
-    ]
-
-
-def test_path_is_rejected_as_a_model_id() -> None:
-    path: dict[str, Value] = {"gen_ai.request.model": "/models/m"}
-    served = one(1, 0, 1, server=path, decode={**path, "orch.weights": "/models/m"})
-    [(reason, reasons)] = objections_of(served)
-    assert (reason, "is a path" in reasons) == ("not_said", True)
-    row = row_of(served, given=Source(JAEGER, model_id="m"))
-    assert (row.model_id, parse_notes(row.scenario_notes)["given"]) == ("m", "model_id")
-    # What was loaded has an id: no other is possible.
-    loaded = one(1, 0, 1, server=path, decode={**path, "orch.weights": "org/m"})
-    row = row_of(loaded, given=Source(JAEGER, model_id="org/m"))
-    assert "given" not in parse_notes(row.scenario_notes)
-    [(reason, _)] = objections_of(loaded, given=Source(JAEGER, model_id="m"))
-    assert reason == "contradiction"
+@pytest.mark.parametrize(
+    ("loaded", "server", "model_id", "expected"),
+    [
+        ("model", {}, "org/Model-70B", ("contradiction", "the model 'org/Model-70B': the engine "
+                                        "serves model (loaded as model), not this")),
+        ("/models/m", PATH, None, ("not_said", "the model '/models/m': is a path: name the model "
+                                   "with --model-id")),
+        # What was loaded has an id: no other is possible.
+        ("org/m", PATH, "m", ("contradiction", "the model 'm': the engine serves /models/m (loaded "
+                              "as org/m), not this")),
+    ],
+)  # fmt: skip
+def test_model_that_the_engine_does_not_serve_or_a_path_makes_no_row(
+    loaded: str, server: dict[str, Value], model_id: str | None, expected: tuple[str, str]
+) -> None:
+    served = one(1, 0, 1, server=server, decode={**server, "orch.weights": loaded})
+    assert objections_of(served, given=Source(JAEGER, model_id=model_id)) == [expected]
 
 
 def test_only_complete_answers_count_and_the_others_are_noted() -> None:
@@ -166,19 +204,9 @@ def test_only_complete_answers_count_and_the_others_are_noted() -> None:
 
 
 def test_ttft_is_noted_only_where_every_answer_was_streamed() -> None:
-    notes = parse_notes(row_of(one(1, 0, 2), one(2, 2, 3, stream=False)).scenario_notes)
+    notes = notes_of(one(1, 0, 2), one(2, 2, 3, stream=False))
     assert not {"ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms"} & set(notes)
     assert notes["latency_p50_ms"] == "1500"
-
-
-def test_cut_scenario_notes_which_end_is_missing() -> None:
-    traffic = traffic_from(*(one(number, number, number + 0.5) for number in range(1, 6)))
-    ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
-    for first, last, cut in ends:
-        [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9)
-        row = judge_scenario(scenario, Source("s"))
-        assert isinstance(row, Row)
-        assert parse_notes(row.scenario_notes).get("cut") == cut
 
 
 def test_invalid_row_is_an_objection() -> None:
@@ -190,3 +218,67 @@ def test_invalid_row_is_an_objection() -> None:
         "unsound_row",
         "the window from the first arrival to the last end has no length",
     )
+
+
+# Rows of recorded scenarios.
+def test_clocks_are_compared_by_how_much_they_differ() -> None:
+    found = verdict("home", moved(-100, SEQUENCE))
+    assert isinstance(found, list)
+    [clocks] = [each.detail for each in found if "clock" in each.detail]
+    assert re.match(r"5 of its sequences lie outside of their requests by up to 99\.99\d s", clocks)
+    assert reasons(verdict("home", moved(-0.9, SEQUENCE))) == set()
+
+
+def test_hits_of_the_prefix_cache_are_a_note() -> None:
+    assert recorded("home")["prefix_hit_ratio"] == "0"
+    # 23 + 22 + 22 + 3 + 3 tokens of prompts; the second and third were cached but for six tokens.
+    hits = both(
+        *(
+            raised(f"orch.prefix_cache.hits_{at}", 16, later)
+            for first in (1, 2)
+            for at, later in (("total", range(first, 5)), ("before", range(first + 1, 5)))
+        ),
+    )
+    notes = recorded("home", hits)
+    assert notes["prefix_hit_ratio"] == f"{32 / 73:.6g}"
+
+
+def test_batch_is_the_mean_over_the_decode_steps() -> None:
+    notes = recorded("cloud")
+    assert (notes["batch_mean"], notes["batch_max"]) == (f"{157 / 28:.6g}", "6")
+
+
+def test_request_ends_with_its_last_token() -> None:
+    """The end of HTTP can come much later."""
+    last_s = 0.2
+    ends = both(
+        set_to(SERVER, {"orch.last_token_s": last_s}),
+        *(
+            changed(name, lambda span: replace(span, end_ns=span.end_ns + 5 * 10**9))
+            for name in (SERVER, ATTEMPT)
+        ),
+    )
+    notes = recorded("cloud", ends)
+    assert (notes["latency_p50_ms"], notes["window_s"]) == ("200", "0.206")
+
+
+def test_offline_row_has_no_latencies() -> None:
+    notes = recorded("offline")
+    assert [name for name in notes if name.endswith("_ms")] == []
+
+
+def test_time_per_token_of_several_sequences_is_that_of_one() -> None:
+    """A request for two sequences, beside those of a recorded run."""
+    sequence = "f" * 16
+
+    def doubled(spans: list[Span]) -> list[Span]:
+        copies = [replace(span, span_id=sequence) for span in spans if span.name == SEQUENCE]
+        return [*spans, *copies]
+
+    two = both(
+        *(copied(n, 0.0, doubled, set_to(SERVER, {"orch.cost": 2}), keep=False) for n in (0,)),
+        set_to(SEQUENCE, {"orch.batch_size.max": 7, "orch.batch_size.mean": 6.5}),
+        recounted,
+    )
+    times = [float(recorded("cloud", *each)["tpot_p50_ms"]) for each in ((), (two,))]
+    assert times[1] == pytest.approx(times[0], rel=0.01)

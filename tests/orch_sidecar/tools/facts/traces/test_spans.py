@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span, Value, read_file, spans_of
-from tests.orch_sidecar.tools.facts.spans import TRACES, real, service_of
+from tests.orch_sidecar.tools.facts.spans import TRACES
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -136,16 +136,6 @@ def test_invalid_document_is_reported_with_place_value_and_rule(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(expected)):
         spans_of(document)
-
-
-@pytest.mark.parametrize(
-    ("name", "requests", "sequences"),
-    [("home", 6, 6), ("cloud", 6, 6), ("mixed", 8, 5), ("offline", 6, 6)],
-)
-def test_every_export_of_a_file_is_read(name: str, requests: int, sequences: int) -> None:
-    spans = real(name)
-    assert sum(span.name.startswith("/v1/") for span in spans) == requests
-    assert sum(service_of(span) == "vllm" for span in spans) == sequences
 
 
 def test_one_document_over_several_lines_and_a_list_of_exports_are_read() -> None:
