@@ -68,11 +68,8 @@ def test_percentile_without_enough_values_in_a_section_has_no_interval(
 ) -> None:
     generator = random.Random(4)
     values = [generator.random() for _ in range(least)]
-    enough, few = of_percentile(values, p), of_percentile(values[:-1], p)
-    assert enough is not None
-    assert few is not None
-    assert enough.margin is not None
-    assert few.margin is None
+    found = of_percentile(values, p), of_percentile(values[:-1], p)
+    assert [each is not None and each.margin is not None for each in found] == [True, False]
 
 
 def test_figure_of_values_or_of_sections() -> None:
@@ -118,15 +115,9 @@ def test_figures_beside_bulk_work_are_those_of_interactive_requests() -> None:
     assert figures["throughput"] == pytest.approx(found.tokens_per_s), "of all"
 
 
-def test_offline_run_has_throughput_alone() -> None:
-    found = online()
-    offline = result([], OFFLINE).model_copy(
-        update={"calls": found.calls, "figures": found.figures}
-    )
-    assert set(values(offline)) == {"throughput", "answers"}
-
-
-def test_run_without_an_answer_has_no_figures() -> None:
+def test_offline_run_has_throughput_alone_and_one_without_an_answer_nothing() -> None:
+    update = {"calls": online().calls, "figures": online().figures}
+    assert set(values(result([], OFFLINE).model_copy(update=update))) == {"throughput", "answers"}
     assert measures_of(result([refused(0.0)])) == {}
 
 

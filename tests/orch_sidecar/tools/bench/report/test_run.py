@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from orch_sidecar.tools.bench.report.run import over_time, run_report
-from orch_sidecar.tools.bench.results.result import Status, Trial
+from orch_sidecar.tools.bench.results.result import Result, Status, Trial
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.labels.recorded import answers
 from tests.orch_sidecar.tools.bench.report.sample_reports import (
@@ -52,18 +52,13 @@ def test_report_states_what_was_measured_and_how() -> None:
         assert missing in page.text
 
 
-def test_report_shows_the_figures_of_the_result_with_intervals() -> None:
+def test_report_shows_the_figures_of_the_result_with_intervals_and_every_picture() -> None:
     found = online()
     assert found.figures is not None
     ttft = found.figures.times_s["ttft"]
     assert ttft is not None
-    text = of_online().text
-    assert f"{1000 * ttft.p95:.4g}"[:4] in text
-    assert f"{found.tokens_per_s:.4g}"[:4] in text
-    assert " to " in text
-
-
-def test_report_has_every_picture() -> None:
+    for text in (f"{1000 * ttft.p95:.4g}"[:4], f"{found.tokens_per_s:.4g}"[:4], " to "):
+        assert text in of_online().text
     assert of_online().charts == [
         *TIMES, "Wait for a slot, by the sidecar's report", "Throughput", "Batch and queue",
         "Decode steps by batch",
@@ -116,41 +111,32 @@ def test_invalid_run_is_marked_before_any_figure() -> None:
     assert "its figures do not hold" in text
 
 
-def test_offline_run_shows_no_latency() -> None:
-    page = Page(run_report(result(in_a_row(40), OFFLINE)).html)
-    assert not set(TIMES) & set(page.charts)
-    assert "Throughput" in page.charts
+RESTARTED = snapshot(epoch="e2", steps_by_batch={"4": [1, 0.1]})
 
 
-def test_single_stream_run_has_a_report() -> None:
-    page = Page(run_report(result(in_a_row(70, every_s=0.5, due=False), SINGLE)).html)
-    assert "one request at a time" in page.text
-    assert page.charts[:3] == TIMES
-
-
-def test_run_without_an_answer_still_states_why() -> None:
-    found = result([refused(0.0, "queue_full")])
+@pytest.mark.parametrize(
+    ("found", "texts", "charts", "others"),
+    [
+        (result(in_a_row(40), OFFLINE), [], ["Throughput"], TIMES),
+        (result(in_a_row(70, every_s=0.5, due=False), SINGLE), ["one request at a time"], TIMES,
+         []),
+        (result([refused(0.0, "queue_full")]),
+         ["no request was answered completely", "1 x queue_full"], [], ["Throughput", TIMES[0]]),
+        (result_of(unverified(in_a_row(30))), ["does not report what its engine did"], TIMES,
+         ["Decode steps by batch"]),
+        (result(in_a_row(10), after=RESTARTED), [], TIMES, ["Decode steps by batch"]),
+        (result(in_a_row(1, tokens=1)), [], ["Throughput"], ["Time per output token"]),
+    ],
+    ids=["offline", "single stream", "no answer", "unknown engine", "restarted", "one token"],
+)  # fmt: skip
+def test_report_has_what_a_run_has(
+    found: Result, texts: list[str], charts: list[str], others: list[str]
+) -> None:
     page = Page(run_report(found).html)
-    assert "no request was answered completely" in page.text
-    assert "1 x queue_full" in page.text
-    assert "Time to first token" not in page.charts
-
-
-def test_run_without_reports_of_the_engine_shows_no_batches() -> None:
-    page = Page(run_report(result_of(unverified(in_a_row(30)))).html)
-    assert "Decode steps by batch" not in page.charts
-    assert "does not report what its engine did" in page.text
-
-
-def test_restarted_engine_has_no_picture_of_its_steps() -> None:
-    restarted = snapshot(epoch="e2", steps_by_batch={"4": [1, 0.1]})
-    found = result(in_a_row(10), after=restarted)
-    assert "Decode steps by batch" not in Page(run_report(found).html).charts
-
-
-def test_single_answer_of_one_token_has_a_report() -> None:
-    found = result([*in_a_row(1, tokens=1)])
-    assert "Time per output token" not in Page(run_report(found).html).charts
+    assert {*charts} <= {*page.charts}
+    assert not {*others} & {*page.charts}
+    for text in texts:
+        assert text in page.text
 
 
 def test_report_of_many_requests_stays_small() -> None:

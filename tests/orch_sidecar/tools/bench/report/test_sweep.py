@@ -22,6 +22,7 @@ def test_report_has_the_curves_with_the_fit() -> None:
     assert "largest deviation" in page.text
     for point in found.points:
         assert str(point.clients) in page.texts
+    assert "Throughput" in Page(sweep_report(sweep(clients=(2,))).html).charts, "of one point"
 
 
 def test_point_that_is_not_sound_is_drawn_apart() -> None:
@@ -43,10 +44,6 @@ def test_points_of_one_batch_are_drawn_beside_each_other() -> None:
     [tpot] = [each for each in sweep_charts(sweep_of(same)) if each.title.startswith("Time per")]
     [measured] = [each for each in tpot.series if each.name == "p50"]
     assert set(measured.xs) == {2.0}
-
-
-def test_sweep_of_one_point_has_a_report() -> None:
-    assert "Throughput" in Page(sweep_report(sweep(clients=(2,))).html).charts
 
 
 def test_throughput_of_an_accelerator_stands_against_the_speed_of_a_user() -> None:

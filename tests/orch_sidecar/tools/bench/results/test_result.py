@@ -20,6 +20,7 @@ def test_identity_is_what_the_engine_reports() -> None:
     assert found.engine == "vLLM 0.32.0"
     assert (found.gpu, found.gpu_count, found.precision) == ("H100", 1, "BF16")
     assert (found.profile, found.pool, found.slots_total) == ("cloud", "cloud", 8)
+    assert (found.weights, found.conditions) == ("/models/tiny", snapshot().conditions)
     assert found.given == []
     assert missing_identity(found) == []
 
@@ -75,24 +76,14 @@ def test_display_name_is_given_unless_it_is_the_last_part_of_the_id() -> None:
         assert (found.model_name, found.given) == (name, given)
 
 
-def test_identity_has_the_weights_and_the_conditions() -> None:
-    found = identity("tiny", snapshot(), {})
-    assert found.weights == "/models/tiny"
-    assert found.conditions == snapshot().conditions
-    assert identity("tiny", None, ALL).conditions is None
-
-
 def test_identity_without_a_report_is_what_is_given() -> None:
     found = identity("org/tiny", None, ALL)
     assert (found.engine, found.gpu) == ("vLLM 0.33.0", "H100")
     assert (found.model_id, found.model_name) == ("org/tiny", "tiny")
     assert found.given == ["engine", "precision", "gpu", "gpu_count"]
+    assert found.conditions is None
     assert missing_identity(found) == []
-
-
-def test_missing_identity_is_listed_with_its_options() -> None:
-    found = identity("tiny", None, {"gpu": "H100", "gpu_count": 0})
-    assert missing_identity(found) == [
+    assert missing_identity(identity("tiny", None, {"gpu": "H100", "gpu_count": 0})) == [
         "the endpoint does not report its hardware and engine: give --engine, --precision"
     ]
 

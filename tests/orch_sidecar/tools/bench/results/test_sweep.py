@@ -75,6 +75,9 @@ def test_formula_of_the_steps_is_found_again() -> None:
     assert found.fit.t0 == pytest.approx(T0_MS, rel=0.02)
     assert found.fit.c == pytest.approx(C_MS, rel=0.05)
     assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
+    two = swept(1, 2)
+    assert two.fit is None
+    assert "t(b) was not fitted, which needs three different batches" in text_of(two)
 
 
 def test_clients_beyond_the_slots_do_not_make_a_larger_batch() -> None:
@@ -120,12 +123,6 @@ def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) 
     assert found.fit is not None
     assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
     assert found.fit.worst_error < 0.001
-
-
-def test_two_batches_determine_no_curve() -> None:
-    found = swept(1, 2)
-    assert found.fit is None
-    assert "t(b) was not fitted, which needs three different batches" in text_of(found)
 
 
 def invalid(clients: int) -> Result:
@@ -190,12 +187,9 @@ def test_invalid_point_is_drawn_apart() -> None:
     assert {(each.line, each.hollow) for each in apart} == {("", True)}
     [fitted] = [each for name, each in shown.items() if "fit: " in name]
     assert (fitted.xs[0], fitted.xs[-1]) == pytest.approx((2, 8))
-
-
-def test_sweep_without_a_sound_point_has_no_other_series() -> None:
-    shown = series_of(sweep_of([invalid(2), invalid(4)]))
-    assert shown
-    assert all(name.endswith(", not sound") for name in shown)
+    none = series_of(sweep_of([invalid(2), invalid(4)]))
+    assert none
+    assert all(name.endswith(", not sound") for name in none)
 
 
 def test_curve_that_is_far_off_is_not_drawn_but_said_to_be() -> None:
@@ -218,6 +212,7 @@ def test_picture_names_label_lengths_hardware_and_what_limits_points() -> None:
     assert "preliminary, too short to be published: 2 clients" in about
     assert "the client may be the bottleneck: 2 clients" in about
     assert "not sound, and not counted: 4 clients" in about
+    assert "  the client may be the bottleneck: all" in text_of(sweep_of([found.results[0]]))
 
 
 def test_point_of_one_client_is_unbatched_with_its_reason_below_the_table() -> None:
@@ -235,11 +230,6 @@ def test_point_of_one_client_is_unbatched_with_its_reason_below_the_table() -> N
     assert "nothing was batched" not in table
     assert "\n  1 client: no step decoded more than one sequence: nothing was batched" in below
     assert "efficiency are relative to 1 client.\n" in below
-
-
-def test_client_bottleneck_is_reported() -> None:
-    found = sweep_of([point(2, cpu_share=0.99)])
-    assert "  the client may be the bottleneck: all" in text_of(found)
 
 
 def test_concurrency_at_which_nothing_was_answered_has_no_point() -> None:
