@@ -100,11 +100,8 @@ def to_row(run: Run, known: States | Engine, source: Source) -> Row:
             run = replace(run, own_ms={name: ms for name, ms in own if not name.startswith("tpot")})
     # Of failed requests no file has the times.
     in_flight = [] if run.failed else [each.in_flight for each in run.served]
-    if run.load and in_flight:
-        arrived_s = sorted(each.start for each in in_flight)
-        found = [*contradictions(run.load, in_flight, arrived_s, [each.end for each in in_flight])]
-        if found:
-            raise Rejection("arrivals", run.load.arrivals.value, "; ".join(found))
+    if run.load and (found := [*contradictions(run.load, in_flight, in_flight)]):
+        raise Rejection("arrivals", run.load.arrivals.value, "; ".join(found))
     return row_of(run, label, engine, model, source.tag)
 
 

@@ -1,8 +1,7 @@
 """How requests came to an engine, as their client states it: the load, declared once.
 
-Pure. A result has it as a part of its scenario, evidence within that result; a file of another tool
-gives as much as it knows, and traces show its arrivals. A row notes it. The requests must have come
-as it states: by the times in the file that states it, and in evidence.
+Pure. A result has it as a part of its scenario; a file of another tool gives as much as it knows,
+and traces show its arrivals. The requests must have come as it states, by whatever times are known.
 """
 
 from __future__ import annotations
@@ -138,8 +137,7 @@ class Load:
 def contradictions(
     load: Load,
     looped: Sequence[Interval],
-    arrived_s: Sequence[float],
-    ended_s: Sequence[float],
+    scheduled: Sequence[Interval],
     *,
     seen_by_engine: Sequence[Interval] = (),
     may_pause: bool = True,
@@ -147,15 +145,11 @@ def contradictions(
 ) -> Iterator[str]:
     """Yields how the requests of a run came otherwise.
 
-    `looped`: those that a closed loop has sent, if there is one, from then to their ends. All its
-    clients begin at once, none sends a request before its last one has ended, and each has one in
-    flight, unless it `may_pause`. `arrived_s`, in their order, and `ended_s`: of those that came at
-    once or by a schedule, as far as they are known; `exact`: when they were due, not sent.
+    `looped`: those that a closed loop has sent, if there is one. All its clients begin at once,
+    none sends a request before its last one has ended, and each has one in flight, unless it
+    `may_pause`. `scheduled`: those that came at once or by a schedule, if there is one, from their
+    arrivals to their ends, infinite where they are not known; `exact`: from when they were due.
     """
-    if load.arrivals is Arrivals.AT_ONCE and arrived_s:
-        spread_s, took_s = arrived_s[-1] - arrived_s[0], max(ended_s) - arrived_s[0]
-        if spread_s > thresholds.LACKING * took_s:
-            yield f"arrivals is {load.arrivals}, the requests came within {spread_s:.3g} s"
     if load.looped is not None and looped:
         clients, at_once = load.looped, most(looped)
         lacking = missing(looped, clients) if len(looped) > clients else 0.0
@@ -165,24 +159,27 @@ def contradictions(
             yield f"at_once is {clients}, at most {at_once} requests were in flight at once"
         if lacking > thresholds.LACKING and not may_pause:
             yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
-    yield from _of_schedule(load, arrived_s, ended_s, exact=exact)
+    if len(scheduled) > 1:
+        yield from _of_schedule(load, scheduled, exact=exact)
 
 
-def _of_schedule(
-    load: Load, arrived_s: Sequence[float], ended_s: Sequence[float], *, exact: bool
-) -> Iterator[str]:
-    """Yields how requests had another rate, or came as answers ended; of a schedule whose gaps are
-    not known, nothing."""
+def _of_schedule(load: Load, requests: Sequence[Interval], *, exact: bool) -> Iterator[str]:
+    """Yields how requests came one after the other, as answers ended, or at another rate; of a
+    schedule whose gaps are not known, nothing."""
+    arrived_s = sorted(each.start for each in requests)
     gaps = [later - earlier for earlier, later in pairwise(arrived_s)]
-    rate, total, count = load.rate_per_s, sum(gaps), len(gaps)
-    if load.arrivals is Arrivals.POISSON and total > 0:
-        came, likely = _came_as_answers_ended(arrived_s, ended_s, total / count, exact=exact)
+    rate, total, count, wrong = load.rate_per_s, sum(gaps), len(gaps), False
+    if load.arrivals is Arrivals.AT_ONCE:
+        ended_s = max((each.end for each in requests if each.end < math.inf), default=math.inf)
+        if total > thresholds.LACKING * (ended_s - arrived_s[0]):
+            yield f"arrivals is {load.arrivals}, the requests came within {total:.3g} s"
+    elif load.arrivals is Arrivals.POISSON and total > 0:
+        came, likely = _came_as_answers_ended(requests, arrived_s, total / count, exact=exact)
         if came > likely and _log_chance(likely, came) < math.log(thresholds.UNLIKELY):
             text = f"{came} requests came as answers ended, by chance {likely:.3g} would"
             yield f"arrivals is {load.arrivals}, {text}"
-    if rate is None or not gaps:
+    if rate is None:
         return
-    wrong = False
     if load.arrivals is Arrivals.CONSTANT and exact:
         slack_s = thresholds.ROUNDING_S + thresholds.CLOCK_RATE / rate
         wrong = any(abs(gap - 1 / rate) > slack_s for gap in gaps)
@@ -197,7 +194,7 @@ def _of_schedule(
 
 
 def _came_as_answers_ended(
-    arrived_s: Sequence[float], ended_s: Sequence[float], gap_s: float, *, exact: bool
+    requests: Sequence[Interval], arrived_s: Sequence[float], gap_s: float, *, exact: bool
 ) -> tuple[int, float]:
     """Counts the requests that came within `FOLLOWED` of the mean gap after the end of an answer,
     each after another one, and returns how many of a Poisson process would.
@@ -208,7 +205,7 @@ def _came_as_answers_ended(
     """
     noted_s = thresholds.RECORDED_S if exact else thresholds.CLIENT_LATE_S
     waits, came, place = list[Interval](), 0, 0
-    for end_s in sorted(ended_s):
+    for end_s in sorted(each.end for each in requests):
         if (place := bisect_left(arrived_s, end_s, place)) == len(arrived_s):
             break
         until_s = min(arrived_s[place], end_s + thresholds.FOLLOWED * gap_s)

@@ -41,12 +41,9 @@ class Model:
 def name_model(
     model_id: str, name: str | None, served_as: Sequence[str], loaded: Sequence[str]
 ) -> Model:
-    """Returns a model that is served by some names. `name`: None for the last part of its id.
-
-    An engine knows the names that it serves a model by, and the model as it loaded it. Another id
-    would be a claim. A path means nothing on another machine: where the engine knows its model by
-    paths only, the user has to name it, and the row notes that the id was given.
-    """
+    """Returns a model that is served by some names, or loaded. `name`: None for the last part of
+    its id. Another id would be a claim, unless the engine knows its model by paths only, which mean
+    nothing on another machine."""
     known = [each for each in (*served_as, *loaded) if not is_path(each)]
     objection = None
     if is_path(model_id):

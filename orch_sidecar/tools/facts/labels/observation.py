@@ -146,16 +146,12 @@ class Observation:
     @property
     def supply_target(self) -> float:
         """As `target`, but no more than the cache holds: what must be there, if not in a step."""
-        return self.target if self._cached is None else max(1.0, min(self.target, self._cached))
-
-    @property
-    def _cached(self) -> float | None:
-        """The sequences of this length that the KV cache holds at their end, if it is known."""
         cache = None if self.states is None else self.states.before.kv_tokens_total
-        if None in (cache, self.input_tokens, self.output_tokens) or not self.answered:
-            return None
-        each = ((self.input_tokens or 0) + (self.output_tokens or 0)) / self.answered
-        return (cache or 0) / each if each else None
+        tokens = (self.input_tokens, self.output_tokens)
+        if cache is None or None in tokens or not any(tokens) or not self.answered:
+            return self.target
+        of_one = sum(filter(None, tokens)) / self.answered  # at its end
+        return max(1.0, min(self.target, cache / of_one))
 
     @property
     def limited_by(self) -> str | None:
@@ -172,7 +168,7 @@ class Observation:
             decoded = self.batches.steps * self.batches.mean
             if decoded < later_tokens * thresholds.DECODED_SHARE:
                 return "prompts"
-            if self._cached is not None and self._cached < self.target:
+            if self.supply_target < self.target:
                 return "memory"
         return None
 

@@ -1,7 +1,4 @@
-"""Parses the state of an engine at one end of a measurement from `/v1/capabilities`.
-
-Pure.
-"""
+"""Parses the state of an engine at one end of a measurement from `/v1/capabilities`. Pure."""
 
 from __future__ import annotations
 

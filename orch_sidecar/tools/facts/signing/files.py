@@ -1,9 +1,7 @@
 """The files of a verification: the evidence of one run, and the keys of operators that are trusted.
 
-Pure. Evidence has what the engine signed, and what only the client measured. It is named by the
-SHA-256 of its bytes, and a row names it in its note `evidence`. `orch key --evidence` makes an
-entry of a key. One that is retired stays, with an earlier `not_after`: what it certified before
-remains verified.
+Pure. Evidence is named by the SHA-256 of its bytes, and a row names it in its note `evidence`. A
+retired key stays, with an earlier `not_after`: what it certified before remains verified.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ from vllm_plugin.contracts.statement import HASH, from_base64, key_id, to_base64
 
 SUFFIX: Final = ".json"
 _NOTE: Final = re.compile(rf"; {EVIDENCE}=sha256:([0-9a-f]{{64}})\Z")
-
-
 # A SHA-256 in hexadecimal.
 Hash = Annotated[str, Field(pattern=f"^{HASH.pattern}$")]
 

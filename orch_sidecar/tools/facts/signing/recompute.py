@@ -1,10 +1,7 @@
 """Makes a row anew from its evidence, and compares it with the row that is stated.
 
-Pure. What the engine signed gives the engine's columns, its settings and batches; what the client
-recorded gives the load, the outcomes, and, computed again from each of its requests, the figures.
-The client's times are then held against the engine's. By the engine's clock throughput is the
-generated tokens of its finished sequences over the time from the first arrival to the last end. A
-client measures at the far end of a network, so its window is a little longer.
+Pure. `docs/reference/evidence.md` has what is compared with what. A client measures at the far end
+of a network, so its window is a little longer than the engine's.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, islice
+from math import inf
 from operator import attrgetter, sub
 from typing import Final
 
@@ -143,16 +141,9 @@ def _rules(
 def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
     """Yields what of a client's requests cannot be, beside what the engine signed of them.
 
-    Nobody signed which answer was which finished request, but every answer was one. So, whatever
-    the assignment, and in each group of requests with the same numbers of tokens:
-
-    - tokens: each answer has the prompt and generated tokens of a request of its own;
-    - order: the k-th request came to the engine after the k-th was sent, and the k-th first token
-      and the k-th end were seen after the engine's k-th. The clocks differ by one number, for all;
-    - lengths: the k-th shortest TTFT and latency are no less than the engine's k-th shortest.
-
-    What a client may have seen of an answer earlier than the engine's last token is its last step,
-    as a token without text at the end makes no event.
+    Nobody signed which answer was which finished request, but every answer was one: whatever the
+    assignment, tokens, order and lengths must fit, in each group of requests with the same numbers
+    of tokens, too. The clocks differ by one number, for all.
     """
     yield from _arrivals(run, proof)
     requests = [each.earliest for each in proof.requests]
@@ -223,8 +214,12 @@ def _known(time: str, requests: Sequence[CompletedRequest]) -> list[float]:
 def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     """Compares the load that is stated with when requests were due, sent and in flight."""
     load, kind, closed = run.load, run.load.arrivals, run.load.arrivals.loop is Loop.CLOSED
-    due_s = sorted(call.due_s for call in run.calls if call.due_s is not None)
-    if closed is bool(due_s):
+    scheduled = [
+        Interval(call.due_s, inf if call.ended_s is None else call.ended_s)
+        for call in run.calls
+        if call.due_s is not None
+    ]
+    if closed is bool(scheduled):
         yield f"arrivals is {kind}, the client's requests had {'a' if closed else 'no'} schedule"
     times = ((call.due_s, call.sent_s) for call in run.calls)
     late = [sent_s - due_s for due_s, sent_s in times if due_s is not None and sent_s is not None]
@@ -234,12 +229,11 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     if late_s > most_s + thresholds.ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
     # An end that was noted late is no overlap.
-    spans = [] if due_s else [each.in_flight for each in proof.requests]
+    spans = [] if scheduled else [each.in_flight for each in proof.requests]
     yield from load_contradictions(
         load,
         [each for call in run.calls if call.due_s is None and (each := call.in_flight) is not None],
-        due_s,
-        [call.ended_s for call in run.calls if call.ended_s is not None],
+        scheduled,
         seen_by_engine=[
             Interval(at, max(at, end - thresholds.NOTED_LATE_S)) for at, end, _ in spans
         ],

@@ -1,8 +1,6 @@
-"""Decides what the evidence of a row is worth.
+"""Decides what the evidence of a row is worth: `docs/reference/evidence.md` has the verdicts.
 
-Pure. `verified` needs all: evidence that is intact, whose signer is trusted, that was asked for
-with a nonce, and from which the row follows. A host that holds a trusted key can still state
-anything: what is verified is who stated it, and that nothing was changed, dropped or replayed.
+Pure. A host that holds a trusted key can still state anything: what is verified is who stated it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.load import Load, contradictions
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -29,7 +30,8 @@ ENDS: dict[str, Ends] = {
 def said(arrived_s: Sequence[float], ended_s: Sequence[float], *, exact: bool) -> list[str]:
     rate = (len(arrived_s) - 1) / (arrived_s[-1] - arrived_s[0])
     load = Load(arrivals=Arrivals.POISSON, rate_per_s=rate)
-    return list(contradictions(load, [], arrived_s, ended_s, exact=exact))
+    requests = list(map(Interval, arrived_s, ended_s))
+    return list(contradictions(load, [], requests, exact=exact))
 
 
 @pytest.mark.parametrize("ends", ENDS)
