@@ -63,20 +63,16 @@ def parsed_as(model: type[_Model], document: object, what: str) -> _Model:
 
 
 def parse_json(payload: bytes, what: str) -> Any:
-    """Returns what every reader of this JSON reads: no name is there twice.
-
-    Raises ValueError, which begins with `what`.
-    """
+    """Returns what every reader of this JSON reads: no name is there twice. Raises ValueError,
+    which begins with `what`."""
     with named(what):
         return _STRICT.decode(payload.decode())
 
 
 def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
-    """Parses a file with at least one document in UTF-8, with or without byte order marks.
-
-    Yields each with the line in which it begins, from 1: a file may be larger than what is made of
-    it. Raises ValueError.
-    """
+    """Parses a file with at least one document in UTF-8, with or without byte order marks. Yields
+    each with the line in which it begins: a file may be larger than what is made of it. Raises
+    ValueError."""
     text, at, line = decoded(name, content, "utf-8-sig"), 0, 1
     try:
         while (found := _NO_SPACE.search(text, at)) is not None or not at:

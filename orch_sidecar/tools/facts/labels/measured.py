@@ -58,10 +58,8 @@ def name_model(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of a figure, and the names of its model.
-
-    `model_id`: None for the name in the file; `model_name`: None for the last part of the id.
-    """
+    """The origin of a figure, and the names of its model. `model_id`: None for the name in the
+    file; `model_name`: None for the last part of the id."""
 
     tag: str
     model_id: str | None = None

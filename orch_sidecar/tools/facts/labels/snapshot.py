@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Final
 
-from pydantic import (
-    AwareDatetime,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from orch_sidecar.tools.facts.labels.documents import at, first_problem
@@ -33,10 +26,8 @@ _NOT_NOTED: Final = {names.LOADED: names.UNKNOWN, names.DATA_PARALLEL: "1"}
 
 def settings_in(stated: Any) -> Settings:
     """Returns how an engine says that it is configured: the notes `tables.notes.SETTINGS`, as far
-    as a row has them. Engines of older releases do not report all.
-
-    Raises ValueError for a setting that is not of its form, or that every engine reports.
-    """
+    as a row has them. Raises ValueError for a setting that is not of its form, or that every engine
+    reports: those of older releases do not report all."""
     if not isinstance(stated, Mapping):
         raise ValueError("must be an object")
     found: Settings = {}
@@ -111,10 +102,7 @@ _SNAPSHOT: Final = TypeAdapter(Snapshot)
 
 
 def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
-    """Parses the state of the engine of a pool (by default the only one).
-
-    Raises ValueError.
-    """
+    """Parses the state of the engine of a pool, by default the only one. Raises ValueError."""
     entries = document.get("engines") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(each, Mapping) for each in entries):
         raise ValueError("the document has no list `engines`: it must come from /v1/capabilities")
@@ -134,6 +122,6 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
         return _SNAPSHOT.validate_python({**entry, "generation": document.get("generation", 0)})
     except ValidationError as error:
         problem = first_problem(error)
-    hidden = problem.startswith("prefix_cache")
-    hint = "; where clients have API keys, the key needs metrics: true" if hidden else ""
-    raise ValueError(f"{problem}{hint}")
+    if problem.startswith("prefix_cache"):
+        problem += "; where clients have API keys, the key needs metrics: true"
+    raise ValueError(problem)

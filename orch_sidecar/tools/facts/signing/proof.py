@@ -35,11 +35,7 @@ from vllm_plugin.contracts.statement import (
 
 
 class _Content(BaseModel):
-    """What was signed, and the digest of its bytes."""
-
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
-
-    digest: bytes
 
 
 _Signed = TypeVar("_Signed", bound=_Content)
@@ -167,7 +163,15 @@ def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
         if before.digests.get(name, {}).get("sha256") not in (None, digest.get("sha256")):
             raise ValueError(f"the digest of the {name} changed between the statements")
     proof = Proof(before, after, tuple(map(parse_leaf, signed.leaves)), signer)
-    _check_clocks(proof)
+    if proof.between_s <= 0 or proof.adjusted_s > CLOCKS_AGREE_S:
+        raise ValueError(
+            f"between the statements lie {proof.between_s:.3f} s by the monotonic clock, and the "
+            f"wall clock differs by {proof.adjusted_s:.3f} s: the clock was set"
+        )
+    first_s, last_s = before.wall_s - CLOCKS_AGREE_S, after.wall_s + CLOCKS_AGREE_S
+    for leaf in proof.leaves:
+        if not first_s <= leaf.arrived_s <= leaf.ended_s <= last_s:
+            raise ValueError(f"the finished sequence {leaf.number} lies outside of the statements")
     return proof
 
 
@@ -188,7 +192,6 @@ def _verified(
     stated = parse_json(parsed.payload, f"{what}: ")
     if not isinstance(stated, dict) or stated.get("type") != kind:
         raise ValueError(f"{what}: its type must be {kind}")
-    stated["digest"] = statement_digest(parsed.payload)
     return parsed_as(content, stated, f"{what} lacks what evidence needs: ")
 
 
@@ -225,7 +228,8 @@ def _check_chains(before: Statement, after: Statement, signed: Signed) -> None:
             f"statement {after.sequence} does not follow statement {before.sequence} with "
             f"{len(signed.between)} between them"
         )
-    own = next_head(bytes.fromhex(before.previous), before.digest)
+    own = statement_digest(parse_envelope(signed.before, STATEMENT_TYPE).payload)
+    own = next_head(bytes.fromhex(before.previous), own)
     if reduce(next_head, map(bytes.fromhex, signed.between), own).hex() != after.previous:
         raise ValueError("the chain of statements is broken: the second does not follow the first")
     if len(signed.leaves) != (count := after.finished - before.finished) or not count:
@@ -235,16 +239,3 @@ def _check_chains(before: Statement, after: Statement, signed: Signed) -> None:
     head = reduce(next_head, map(str.encode, signed.leaves), bytes.fromhex(before.finished_head))
     if head.hex() != after.finished_head:
         raise ValueError("the chain of finished sequences is broken: one was changed or left out")
-
-
-def _check_clocks(proof: Proof) -> None:
-    if proof.between_s <= 0 or proof.adjusted_s > CLOCKS_AGREE_S:
-        raise ValueError(
-            f"between the statements lie {proof.between_s:.3f} s by the monotonic clock, and the "
-            f"wall clock differs by {proof.adjusted_s:.3f} s: the clock was set"
-        )
-    first_s = proof.before.wall_s - CLOCKS_AGREE_S
-    last_s = proof.after.wall_s + CLOCKS_AGREE_S
-    for leaf in proof.leaves:
-        if not first_s <= leaf.arrived_s <= leaf.ended_s <= last_s:
-            raise ValueError(f"the finished sequence {leaf.number} lies outside of the statements")

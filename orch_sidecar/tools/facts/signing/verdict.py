@@ -100,10 +100,8 @@ class Verifier:
         return Verified(Verdict.UNVERIFIED, ("the row has no evidence",))
 
     def evidence(self, name: str, row: Row | None = None) -> Verified:
-        """Returns the verdict on an evidence file of that name, without its suffix.
-
-        `row`: the one that names it, without its note; None for the one in the file.
-        """
+        """Returns the verdict on an evidence file of that name, without its suffix. `row`: the one
+        that names it, without its note; None for the one in the file."""
         content = self.read(name)
         try:
             if content is None:
