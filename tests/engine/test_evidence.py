@@ -10,7 +10,7 @@ import pytest
 from orch_sidecar.tools.facts.commands.tables import beside, read_trusted
 from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, Verifier
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import valid_rows
+from orch_sidecar.tools.facts.tables.table import valid_rows
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.test_measuring import TOKENS, lengths, orch, rows_of
 

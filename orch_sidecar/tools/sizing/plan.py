@@ -31,7 +31,7 @@ from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded
 from orch_sidecar.tools.facts.comparison.cost import Prices, per_million
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import valid_rows
+from orch_sidecar.tools.facts.tables.table import valid_rows
 from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.sizing.decision import Decision, bounds, decide

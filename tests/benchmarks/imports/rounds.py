@@ -25,8 +25,8 @@ from orch_sidecar.tools.facts.labels.measured import Run, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.table import valid_rows
 from orch_sidecar.tools.local.stack import Plan, Stack, get_json
 from tests.benchmarks.imports import tools, trim
 from tests.benchmarks.imports.counted import Counted, Spans, counted, generated_tokens

@@ -15,8 +15,8 @@ import pytest
 
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.facts.tables.row import Label, Row
+from orch_sidecar.tools.facts.tables.table import valid_rows
 from tests.integration.bench.measuring import url_of
 from tests.integration.client import COMPLETIONS
 from tests.integration.running import Running, eventually

@@ -19,7 +19,7 @@ from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import check, valid_rows
+from orch_sidecar.tools.facts.tables.table import check, valid_rows
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import url_of
 from tests.integration.client import COMPLETIONS

@@ -23,18 +23,18 @@ from orch_sidecar.tools.facts.labels.documents import named
 from orch_sidecar.tools.facts.signing.files import SUFFIX, TrustedKeys, digest, parse_trusted
 from orch_sidecar.tools.facts.signing.recompute import client_measured
 from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verified, Verifier
-from orch_sidecar.tools.facts.tables.check import (
+from orch_sidecar.tools.facts.tables.files import locked, read, write
+from orch_sidecar.tools.facts.tables.notes import EVIDENCE, LOADED, SETTING_NAMES, UNKNOWN
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label
+from orch_sidecar.tools.facts.tables.table import (
     LocatedRow,
+    Table,
     check,
     header_fault,
     merge,
     migrate,
     valid_rows,
 )
-from orch_sidecar.tools.facts.tables.files import locked, read, write
-from orch_sidecar.tools.facts.tables.notes import EVIDENCE, LOADED, SETTING_NAMES, UNKNOWN
-from orch_sidecar.tools.facts.tables.row import MEASUREMENT, TYPES, Label
-from orch_sidecar.tools.facts.tables.table import Table
 from orch_sidecar.tools.terminal import escaped, print_error, print_json
 from vllm_plugin.contracts.lease_protocol import timestamp
 

@@ -18,9 +18,9 @@ from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text, rounded
 from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.labels.figures import scaling
-from orch_sidecar.tools.facts.tables.check import LocatedRow, distinct
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Loop, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row, run_of
+from orch_sidecar.tools.facts.tables.table import LocatedRow, distinct
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from orch_sidecar.tools.facts.comparison.conditions import UNCONFIRMED, remarks_
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.signing.verdict import ReadEvidence, Verdict, Verifier
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.notes import RowNotes, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row
+from orch_sidecar.tools.facts.tables.table import LocatedRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from orch_sidecar.tools.facts.labels.load import Load, Notes
 from orch_sidecar.tools.facts.labels.observation import Batches, RunTimes, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.check import check_row
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.row import (
     MEANINGS,
@@ -25,6 +24,7 @@ from orch_sidecar.tools.facts.tables.row import (
     is_path,
     last_part,
 )
+from orch_sidecar.tools.facts.tables.table import check_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
 from orch_sidecar.tools.facts.signing.files import TrustedKeys, digest, named_by, parse_evidence
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions, differences
-from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row
 from orch_sidecar.tools.facts.tables.notes import LOADED
 from orch_sidecar.tools.facts.tables.row import TRACES, Row
-from orch_sidecar.tools.facts.tables.table import Record
+from orch_sidecar.tools.facts.tables.table import LocatedRow, Record, parse_row
 from vllm_plugin.contracts.lease_protocol import timestamp
 
 

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.forms import THROUGHPUT
 from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, Arrivals, RowNotes, time_note
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, least_samples, shortfalls
 from orch_sidecar.tools.facts.tables.row import (
@@ -159,7 +158,7 @@ def _window(row: Row, notes: RowNotes) -> Iterator[Rule]:
         most = requests * (2 * tokens + 1) // 2
         lowest = least / window.most * (1 - share)
         highest = most / window.least * (1 + share) if window.least > 0 else math.inf
-        found = THROUGHPUT.before_rounding(row.throughput_tokens_per_sec)
+        found = names.THROUGHPUT.before_rounding(row.throughput_tokens_per_sec)
         yield (
             "throughput_tokens_per_sec",
             lowest > found.most or found.least > highest,
@@ -235,8 +234,7 @@ def _engine(row: Row, notes: RowNotes) -> Iterator[Rule]:
     method, precision, gpu, count = notes.get("quantization"), row.precision, row.gpu, row.gpu_count
     expected = _PRECISIONS if method == "none" else (str(method).upper(),)
     other = "precision" not in given and precision not in expected
-    rule = f"must have the precision {' or '.join(expected)}, not {precision}"
-    yield "quantization", other, rule
+    yield "quantization", other, f"must have the precision {' or '.join(expected)}, not {precision}"
     on_cpu = gpu == "CPU" or gpu.startswith("CPU ")
     yield "gpu_count", on_cpu and count, f"must be 0: gpu is {gpu}"
     rule = f"must be at least 1: gpu is {gpu}, without one it is CPU (<model of the processor>)"

@@ -14,20 +14,16 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
-from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.facts.tables.check import (
-    check_row,
-    conflicts,
-    distinct,
-    header_fault,
-    valid_rows,
-)
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import Table, decoded, parse, row_fields, with_records
-
-_ADDED: Final = "the rows to be added"
+from orch_sidecar.tools.facts.tables.table import (
+    Table,
+    decoded,
+    header_fault,
+    parse,
+    with_records,
+    with_rows,
+)
 
 
 def read(path: Path) -> Table:
@@ -55,24 +51,16 @@ def write(path: Path, content: str | bytes) -> None:
 def append(path: Path, rows: Sequence[Row]) -> int:
     """Appends rows to a file, creates it if necessary, and returns how many rows were added.
 
-    A row that the file contains already, in every field, is not added again. Existing rows keep
-    their bytes. Nothing is written on errors. Raises ValueError for a file with another header, and
-    for a row in which `check` would find a fault, Unavailable for a row that contradicts one of the
-    same measurement or run, OSError.
+    Existing rows keep their bytes. Nothing is written on errors. Raises what `with_rows` does,
+    ValueError for a file with another header, OSError.
     """
-    for row in rows:
-        check_row(row)
-    made = with_records(Table(_ADDED), [COLUMNS, *map(row_fields, rows)])
     with locked(path):
         table = check_appendable(path)
-        firsts = distinct([*valid_rows(table), *valid_rows(made)]).values()
-        for fault in conflicts(firsts):
-            if fault.record.file == _ADDED:
-                raise Unavailable(str(fault))
-        added = [each.record.fields for each in firsts if each.record.file == _ADDED]
+        found = with_rows(table, rows)
+        added = len(found.rows) - len(table.rows)
         if added or not path.exists():
-            write(path, with_records(table, added).text)
-    return len(added)
+            write(path, found.text)
+    return added
 
 
 def check_appendable(path: Path) -> Table:

@@ -1,4 +1,4 @@
-"""The notes in `scenario_notes` that have a form: their names, and what their values must be.
+"""The forms of values, and the notes in `scenario_notes` that have one.
 
 Pure. `docs/reference/facts.md` has their meaning; notes with other names are free text. `SETTINGS`
 are what the plugin, its document and its spans call the engine's conditions; a `Condition` of a row
@@ -7,14 +7,92 @@ is one of these, a column, or what else keeps rows apart.
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
-from orch_sidecar.tools.facts.tables import forms
-from orch_sidecar.tools.facts.tables.forms import ABOVE_0, Form, number, one_of, whole
+# A float keeps fifteen digits.
+_WHOLE: Final = "0|[1-9][0-9]{0,14}"
+# A float as `format_notes` formats it.
+_FLOAT: Final = r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,2})?"
 
+SIGNIFICANT_DIGITS: Final = 6  # of a number in a row
+# Far below any rounding, and above the errors of the arithmetic here.
+_ARITHMETIC: Final = 1e-12
+
+
+class Rounded(NamedTuple):
+    """The least and the largest number that a rounded one may stand for; both are included."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a value must be: the whole text matches `pattern`, and if it is a number, it `holds`.
+    `what`: all of that in words. `decimals`: to which producers of rows round a number one after
+    the other, before the six digits."""
+
+    what: str
+    pattern: str
+    holds: Callable[[float], bool] | None = None
+    decimals: Sequence[int] = ()
+
+    def violated_rule(self, value: str) -> str | None:
+        """Returns the rule if a value violates it, else None."""
+        valid = re.fullmatch(self.pattern, value) is not None
+        if valid and self.holds is not None:
+            valid = math.isfinite(float(value)) and self.holds(float(value))
+        return None if valid else f"must be {self.what}"
+
+    def before_rounding(self, value: float) -> Rounded:
+        """Returns the numbers that may have been rounded to this one, which is not negative.
+
+        Floats in notes and the throughput have six significant digits (`format_notes`,
+        `row_fields`), after roundings to some decimals; the rounding to six digits changes nothing
+        where the last of those left no more digits.
+        """
+        slack = value * _ARITHMETIC + sum(0.5 * 10.0**-each for each in self.decimals)
+        if value > 0:
+            last_digit = math.floor(math.log10(value)) + 1 - SIGNIFICANT_DIGITS
+            slack += 0.5 * 10.0**last_digit if last_digit > -self.decimals[-1] else 0.0
+        return Rounded(max(0.0, value - slack), value + slack)
+
+
+def whole(least: int) -> Form:
+    """Returns the form of a count."""
+    what = f"a whole number in plain digits, at least {least}"
+    return Form(what, _WHOLE, lambda value: value >= least)
+
+
+def number(unit: str, least: float, most: float = math.inf, decimals: Sequence[int] = ()) -> Form:
+    """Returns the form of a number between two others, both included."""
+    limits = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
+    return Form(f"a number {unit}{limits}", _FLOAT, lambda value: least <= value <= most, decimals)
+
+
+def one_of(*values: str) -> Form:
+    """Returns the form of a choice."""
+    what = values[0] if len(values) == 1 else f"one of {', '.join(values)}"
+    return Form(what, "|".join(map(re.escape, values)))
+
+
+ABOVE_0: Final = Form("a number above 0", _FLOAT, lambda value: value > 0)
+TEXT: Final = Form(
+    "one line that is not empty, and must not begin or end with white space",
+    r"\S([^\n\r]*\S)?",
+)
+THROUGHPUT: Final = Form(
+    "tokens per second, a decimal number above 0 such as 92.72",
+    rf"({_WHOLE})(\.[0-9]+)?",
+    lambda value: value > 0,
+    decimals=(4,),
+)
 FORMS: Final[dict[str, Form]] = {}  # of notes, by their names
 
 
@@ -57,8 +135,7 @@ class Arrivals(StrEnum):
 
 BATCH_MEAN: Final = _note("batch_mean", number("", 1, decimals=(3,)))
 BATCH_MAX: Final = _note("batch_max", whole(1))
-_SHARE: Final = number("", 0, 1)
-GOODPUT_SHARE: Final = _note("goodput_share", _SHARE)
+GOODPUT_SHARE: Final = _note("goodput_share", number("", 0, 1))
 SLOS: Final = ("slo_ttft_ms", "slo_tpot_ms", "slo_latency_ms")
 BATCH_REQUESTS: Final = _note("batch_requests", number("", 1))
 
@@ -130,14 +207,13 @@ SETTINGS: Final = (
 SETTING_NAMES: Final = tuple(each.name for each in SETTINGS)
 # By every engine; versions before do not report the others.
 ALWAYS_REPORTED: Final = SETTING_NAMES[: SETTING_NAMES.index(DATA_PARALLEL)]
-PREFIX_HIT_RATIO: Final = _note("prefix_hit_ratio", _SHARE)
+PREFIX_HIT_RATIO: Final = _note("prefix_hit_ratio", number("", 0, 1))
 
 # What limits the trust in a figure: rows that differ in one of these are not averaged.
 GIVEN: Final = "given"  # the columns that the user declared: "engine,gpu"
-_YES: Final = one_of("yes")
-PRELIMINARY: Final = _note("preliminary", _YES)  # too short to be published
+PRELIMINARY: Final = _note("preliminary", one_of("yes"))  # too short to be published
 CUT: Final = _note("cut", one_of("before", "after", "before,after"))
-CLIENT_BOTTLENECK: Final = _note("client_bottleneck", _YES)
+CLIENT_BOTTLENECK: Final = _note("client_bottleneck", one_of("yes"))
 STATES: Final = _note("states", one_of("unsigned"))
 _DIGEST: Final = Form("sha256: and 64 hexadecimal digits", r"sha256:[0-9a-f]{64}")
 EVIDENCE: Final = _note("evidence", _DIGEST)  # of the file beside the table
@@ -177,7 +253,7 @@ class RowNotes(dict[str, str]):
         """Returns a whole number; None where it is not noted."""
         return int(self[name]) if name in self else None
 
-    def rounded(self, name: str) -> forms.Rounded | None:
+    def rounded(self, name: str) -> Rounded | None:
         """Returns the numbers that a noted one may stand for; None where it is not noted."""
         return FORMS[name].before_rounding(float(self[name])) if name in self else None
 

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple, get_type_hints
 
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.forms import (
+from orch_sidecar.tools.facts.tables.notes import (
     SIGNIFICANT_DIGITS,
     TEXT,
     THROUGHPUT,
+    Arrivals,
     Form,
-    formula_rule,
-    invisible_rule,
+    RowNotes,
     one_of,
     whole,
 )
-from orch_sidecar.tools.facts.tables.notes import Arrivals, RowNotes
 
 
 class Label(StrEnum):
@@ -66,10 +66,8 @@ class Row:
     @property
     def stated_label(self) -> Label | None:
         """The label that it states about its run: its own, or the one that it claims."""
-        if self.is_confirmed:
-            return self.measurement_type
-        claim = self.notes.get("claim", "none")
-        return Label(claim) if claim in set(MEANINGS) else None
+        stated = self.measurement_type if self.is_confirmed else self.notes.get("claim")
+        return Label(stated) if stated in set(MEANINGS) else None
 
     @property
     def measurement(self) -> tuple[object, ...]:
@@ -161,6 +159,45 @@ def parse_notes(text: str) -> RowNotes:
             raise ValueError(f"the note {key!r} occurs twice")
         notes[key] = value.strip()
     return notes
+
+
+# Letters and marks without a shape: `Default_Ignorable_Code_Point` of Unicode, as far as Python
+# calls them printable, and the blank pattern of Braille.
+_WITHOUT_SHAPE: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+# OWASP, CSV Injection: a cell is a formula if it begins with one of these, also as full-width
+# characters, after white space or an opening quote. A spreadsheet whose separator is the semicolon
+# begins a cell after each of them.
+_FORMULA: Final = re.compile(r"""(?:\A|;)[\s"']*([=+\-@\uff1d\uff0b\uff0d\uff20])""")
+
+_CONTROL_NAMES: Final = {"\0": "NULL", "\t": "CHARACTER TABULATION", "\x1b": "ESCAPE"}
+
+
+def invisible_rule(value: str) -> str | None:
+    """Returns the rule that a cell's characters violate, with the first of them; None if none. What
+    a reader cannot see must not distinguish two values; line breaks have a rule of their own."""
+    for index, character in enumerate(value):
+        visible = character.isprintable() and not _WITHOUT_SHAPE.match(character)
+        if not visible and character not in "\n\r":
+            return f"must not contain {_character(value, index)}"
+    return None
+
+
+def formula_rule(value: str) -> str | None:
+    """Returns the rule that a cell violates if a spreadsheet would execute it, None otherwise."""
+    if (found := _FORMULA.search(value)) is None:
+        return None
+    where = "begin with" if found.start() == 0 else "have after a semicolon"
+    character = _character(value, found.start(1))
+    return f"must not {where} {character}: a spreadsheet executes it as a formula"
+
+
+def _character(cell: str, index: int) -> str:
+    default = _CONTROL_NAMES.get(cell[index], "a character without a name")
+    name = unicodedata.name(cell[index], default)
+    return f"U+{ord(cell[index]):04X} {name} (character {index + 1} of the cell)"
 
 
 def violated_rule(column: str, value: str) -> str | None:

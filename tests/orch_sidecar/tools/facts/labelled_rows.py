@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import COLUMNS
+from orch_sidecar.tools.facts.tables.table import check
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate, said_of_table
 from tests.orch_sidecar.tools.facts.rows import SOUND, places, table
 

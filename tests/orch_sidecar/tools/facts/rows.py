@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.tables.check import Fault
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, format_notes
-from orch_sidecar.tools.facts.tables.table import Table, with_records
+from orch_sidecar.tools.facts.tables.table import Fault, Table, with_records
 
 LEGACY = Path(__file__).with_name("legacy.csv")
 HEADER = ",".join(COLUMNS)

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from orch_sidecar.tools.facts.commands.tables import verdicts_of
 from orch_sidecar.tools.facts.signing.verdict import Verdict
-from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
+from orch_sidecar.tools.facts.tables.table import Table, check, row_fields, with_records
 
 
 class Gate(StrEnum):

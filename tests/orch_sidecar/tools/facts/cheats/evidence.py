@@ -19,9 +19,8 @@ from orch_sidecar.tools.facts.signing.files import evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions
 from orch_sidecar.tools.facts.signing.verdict import Verdict
-from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.tables.table import row_fields
+from orch_sidecar.tools.facts.tables.table import check, row_fields
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (

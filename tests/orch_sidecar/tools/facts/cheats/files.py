@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.files import read
+from orch_sidecar.tools.facts.tables.table import check
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
 from tests.orch_sidecar.tools.facts.rows import HEADER, fields
 

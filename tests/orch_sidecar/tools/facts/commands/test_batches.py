@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.table import check, valid_rows
 from tests.orch_sidecar.tools.facts import snapshots
 from tests.orch_sidecar.tools.facts.conftest import Run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
+from orch_sidecar.tools.facts.tables.table import check, valid_rows
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.imports import document, path
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools import terminal
-from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
-from orch_sidecar.tools.facts.tables.table import parse
+from orch_sidecar.tools.facts.tables.table import check, parse, valid_rows
 from orch_sidecar.tools.facts.traces.spans import Span, Value
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.conftest import Run

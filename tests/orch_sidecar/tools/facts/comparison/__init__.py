@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from orch_sidecar.tools.facts.comparison.compare import Comparison, as_page, compare
-from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
+from orch_sidecar.tools.facts.tables.table import (
+    LocatedRow,
+    Table,
+    row_fields,
+    valid_rows,
+    with_records,
+)
 
 
 def located(*rows: Row, name: str = "t.csv") -> list[LocatedRow]:

@@ -26,10 +26,10 @@ from orch_sidecar.tools.facts.signing.verdict import (
     Verified,
     Verifier,
 )
-from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED, SETTING_NAMES
 from orch_sidecar.tools.facts.tables.row import Row, format_notes, parse_notes
+from orch_sidecar.tools.facts.tables.table import LocatedRow, check, valid_rows
 from tests.fuzz import examples
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (

@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.tables.check import (
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
+from orch_sidecar.tools.facts.tables.table import (
+    Table,
     check,
     header_fault,
     merge,
+    parse,
     parse_row,
+    row_fields,
     valid_rows,
+    with_records,
 )
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
-from orch_sidecar.tools.facts.tables.table import Table, parse, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import HEADER, SOUND, fact, fields, places, table
 
 

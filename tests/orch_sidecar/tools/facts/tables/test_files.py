@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.files import (
     append,
     check_appendable,
@@ -23,6 +22,7 @@ from orch_sidecar.tools.facts.tables.files import (
     write,
 )
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.table import check
 from tests.orch_sidecar.tools.facts.rows import HEADER, fact, fields
 
 LINE = ",".join(fields())

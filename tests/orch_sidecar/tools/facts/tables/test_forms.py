@@ -6,19 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.tables.check import check, check_row, header_fault
-from orch_sidecar.tools.facts.tables.forms import (
+from orch_sidecar.tools.facts.tables.notes import (
     TEXT,
     THROUGHPUT,
     Form,
-    formula_rule,
-    invisible_rule,
     number,
     one_of,
     whole,
 )
-from orch_sidecar.tools.facts.tables.row import COLUMNS, format_notes
-from orch_sidecar.tools.facts.tables.table import parse
+from orch_sidecar.tools.facts.tables.row import COLUMNS, format_notes, formula_rule, invisible_rule
+from orch_sidecar.tools.facts.tables.table import check, check_row, header_fault, parse
 from tests.orch_sidecar.tools.facts.rows import HEADER, SOUND, fact, fields, places, table
 
 INVISIBLE = {

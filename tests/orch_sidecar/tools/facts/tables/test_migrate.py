@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.check import check, migrate
 from orch_sidecar.tools.facts.tables.row import COLUMNS, parse_notes
-from orch_sidecar.tools.facts.tables.table import parse
+from orch_sidecar.tools.facts.tables.table import check, migrate, parse
 from tests.orch_sidecar.tools.facts.rows import LEGACY, fields, places, table
 
 LABEL, NOTES = COLUMNS.index("measurement_type"), COLUMNS.index("scenario_notes")

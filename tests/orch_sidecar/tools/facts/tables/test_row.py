@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.notes import SETTING_NAMES
 from orch_sidecar.tools.facts.tables.row import (
     COLUMNS,
@@ -14,6 +13,7 @@ from orch_sidecar.tools.facts.tables.row import (
     parse_notes,
     violated_rule,
 )
+from orch_sidecar.tools.facts.tables.table import check
 from tests.orch_sidecar.tools.facts.rows import SOUND, fact, fields, places, table
 
 NOTES = "input_tokens=512; output_tokens=512; batching="

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.check import merge
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.tables.table import Table, row_fields
+from orch_sidecar.tools.facts.tables.table import Table, merge, row_fields
 from tests.orch_sidecar.tools.facts.labelled_rows import NOTES, altered, faults_of
 from tests.orch_sidecar.tools.facts.rows import fact, fields, table
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orch_sidecar.tools.facts.tables.check import valid_rows
-from orch_sidecar.tools.facts.tables.table import parse
+from orch_sidecar.tools.facts.tables.table import parse, valid_rows
 from tests.orch_sidecar.tools.facts.conftest import Run
 
 FOLDER = Path(__file__).with_name("counted")
