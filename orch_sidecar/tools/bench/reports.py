@@ -36,10 +36,11 @@ _PAGE: Final = ".html"
 def add_report(
     group: argparse._ActionsContainer,
     text: str = "write a page with figures and pictures; default: beside the result",
+    default: Path | bool = True,
 ) -> None:
-    """Adds `--report [HTML]`: a Path, True for the default one, None for no report."""
+    """Adds `--report [HTML]`: a Path, True for one beside the result, None for no report."""
     kind = partial(file_of, suffix=_PAGE)
-    group.add_argument("--report", nargs="?", const=True, type=kind, metavar="HTML", help=text)
+    group.add_argument("--report", nargs="?", const=default, type=kind, metavar="HTML", help=text)
 
 
 def _page_of(wanted: Path | bool | None, beside: Path) -> Path | None:
@@ -106,7 +107,7 @@ def report(found: Result | Sweep, options: argparse.Namespace) -> int:
     if isinstance(found, Sweep) and options.plot is not None and found.points:
         picture = drawn(options.plot.suffix, sweep_title(found), sweep_charts(found))
         done.append(written("plot", options.plot, lambda: files.write(options.plot, picture)))
-    done.append(write_report(page, options.report, output))
+    done.append(write_report(page, _page_of(options.report, output)))
     return 0 if all(done) and found.is_sound else 1
 
 
@@ -125,11 +126,8 @@ def add_row(result: Result, facts: Path) -> None:
     files.append(facts, [row])
 
 
-def write_report(
-    page: Page, wanted: Path | bool | None, beside: Path, out: TextIO | None = None
-) -> bool:
+def write_report(page: Page, path: Path | None, out: TextIO | None = None) -> bool:
     """Writes the report if it is wanted; returns whether it could."""
-    path = _page_of(wanted, beside)
     return path is None or written("report", path, lambda: files.write(path, page.html), out)
 
 
@@ -154,13 +152,14 @@ def add_commands(commands: Commands) -> None:
     each = add_command(commands, "compare", _compare, _COMPARE)
     each.add_argument("before", type=Path, metavar="A.json")
     each.add_argument("after", type=Path, metavar="B.json")
-    add_report(each, "write a page, with their distributions; default: compare.html")
+    text = "write a page, with their distributions; default: compare.html"
+    add_report(each, text, Path("compare.html"))
 
 
 def _report(options: argparse.Namespace) -> int:
     found = _read(options.result)
     page = _PAGES[type(found)](found)
-    return 0 if write_report(page, options.output or True, options.result) else 2
+    return 0 if write_report(page, options.output or options.result.with_suffix(_PAGE)) else 2
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -169,7 +168,7 @@ def _compare(options: argparse.Namespace) -> int:
         raise ValueError("only two runs can be compared; of sweeps, `orch facts compare` the rows")
     page = compare_report(before, after)
     print(page.plain)
-    return 0 if write_report(page, options.report, Path("compare")) else 2
+    return 0 if write_report(page, options.report) else 2
 
 
 def _read(path: Path) -> Result | Sweep | DecodeResult:

@@ -15,8 +15,7 @@ from random import Random
 from typing import Final
 
 from orch_sidecar.tools.arguments import add_seed, count, counts, non_negative, positive
-from orch_sidecar.tools.bench.decode.device import FMA_PER_ITERATION, open_device
-from orch_sidecar.tools.bench.decode.measure import Kernel
+from orch_sidecar.tools.bench.decode.device import FMA_PER_ITERATION, Kernel, open_device
 from orch_sidecar.tools.bench.decode.result import Config, DecodeResult, points_of, run_figures
 from orch_sidecar.tools.bench.decode.schedule import RunStep, run_schedule
 from orch_sidecar.tools.bench.load.driver import without_collection
@@ -45,9 +44,8 @@ examples:
   orch bench decode --reference                   the loop of that program"""
 
 
-# Of a schedule without --nreq: the requests of two seconds at the default rate, and no more than
-# steps serve in the budget. The command takes less than five seconds on two cores, of which
-# more than two are the import of torch.
+# Of a schedule without --nreq, and of its steps. The command takes less than five seconds on two
+# cores, of which two are the import of torch.
 NREQ: Final = 160
 BUDGET_S: Final = 1.0
 
@@ -74,7 +72,8 @@ def add_commands(commands: Commands) -> None:
     add("--sweep", type=counts, nargs="?", const=(1, 2, 4, 8, 16), metavar="B,B", help=text)
     add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
     add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
-    add_report(group, "write a page with pictures (orch-bench-decode.html)")
+    page = Path("orch-bench-decode.html")
+    add_report(group, f"write a page with pictures ({page})", page)
 
 
 def _windows(text: str) -> tuple[float, ...]:
@@ -83,10 +82,9 @@ def _windows(text: str) -> tuple[float, ...]:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command with its parsed options. Raises Unavailable, OSError and ValueError."""
-    beside = Path("orch-bench-decode")
     if options.report is not None:
         require()
-        files.check_writable(beside if options.report is True else options.report)
+        files.check_writable(options.report)
     with without_collection():  # of what an import leaves, and within steps
         found = _measured(options)
     document = json.dumps(found.model_dump(mode="json"), indent=2)
@@ -95,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json not in (None, "-"):
         files.write(Path(options.json), f"{document}\n")
     out = sys.stderr if options.json == "-" else sys.stdout
-    return 0 if write_report(page, options.report, beside, out) else 2
+    return 0 if write_report(page, options.report, out) else 2
 
 
 def _measured(options: argparse.Namespace) -> DecodeResult:

@@ -1,8 +1,7 @@
 """The result of decode steps: the figures of runs and of a sweep, as the file has them.
 
-TTFT, latency and throughput are those of `tools.facts.labels.figures`, by the schedule's virtual
-clock. Percentiles interpolate, unlike in the reference program of
-"Throughput, Latency & Batching Policy", which takes the rank below. Sizes are bytes.
+Of requests they are those of `tools.facts.labels.figures`, by the schedule's virtual clock.
+Percentiles interpolate, unlike in the paper's program, which takes the rank below.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ class Config:
 @dataclass(frozen=True, slots=True)
 class Point:
     """Steps of one batch. Throughput is that of the median step; the first step has no gap.
-
-    `speed_up`: in tokens per second over the first point; `efficiency`: speed-up per sequence, 1
-    if a step of more sequences takes no longer.
-    """
+    `speed_up`: over the first point; `efficiency`: 1 if a step of more takes no longer."""
 
     batch: Annotated[int, Field(ge=1, le=100_000)]  # beyond it the file is damaged
     steps: int
@@ -53,11 +49,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The figures of one schedule, in milliseconds and tokens per second.
-
-    `requests`: in seconds of the virtual clock. `tokens_per_s_device`: over the time in steps.
-    `points`: by batch.
-    """
+    """The figures of one schedule. `requests`: in seconds of the virtual clock.
+    `tokens_per_s_device`: over the time in steps. `points`: by batch."""
 
     window_ms: float
     requests: Totals

@@ -1,9 +1,8 @@
 """The report of `orch bench decode`: decode steps on a device.
 
 The four lines CONFIG, GPU time, TTFT and E2E have the format of the reference program of
-"Throughput, Latency & Batching Policy", so that its parsers work here too. "GPU" stands for any
-device: the line DEVICE names it. Its `work` is as given, or the multiply-adds of a sequence in a
-step.
+"Throughput, Latency & Batching Policy", so that its parsers work here too; "GPU" is any device, and
+`work` is as given, or the multiply-adds of a sequence in a step.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def decode_report(found: DecodeResult) -> Page:
         times = [(point.batch, point.step_ms.p50) for point in found.points]
         text, curve = fit_shown(found.fit, times)
         page.text(text)
-        page.charts(_charts(found.points, text if found.fit else "", curve))
+        page.charts(_charts(found.points, text if found.fit else "", *curve))
     page.section("What was measured, and how")
     facts = {"Schedule": asdict(found.config)} if found.runs else {}
     page.facts(facts | {"Device": asdict(found.device)})
@@ -109,25 +108,20 @@ def _say_run(page: Page, config: Config, run: Run, work: int) -> None:
         f"tokens/sec (with admission): {totals.tokens_per_s:.2f}"
     )
     if (gap := run.gap_ms) is not None:
-        page.text(
-            f"GAPS between steps median={gap.p50:.3f} ms  p95={gap.p95:.3f} ms  "
-            f"max={gap.most:.3f} ms"
-        )
+        shown = f"median={gap.p50:.3f} ms  p95={gap.p95:.3f} ms  max={gap.most:.3f} ms"
+        page.text(f"GAPS between steps {shown}")
     # Whether requests arrive faster than full steps serve them; unknown if no step was full.
     wanted, full = config.rate_per_s * config.tokens, run.points[-1]
     if full.batch == config.bmax and wanted >= full.tokens_per_s:
-        most = full.tokens_per_s
         page.text(
             f"OVERLOADED {config.rate_per_s:g} requests/s of {config.tokens} tokens need "
-            f"{wanted:.0f} tokens/s, steps of {config.bmax} generate {most:.0f}: the queue grows "
-            "until the last arrival, and TTFT and E2E tell its length; "
-            f"--rate {0.8 * most / config.tokens:.3g} is kept up with"
+            f"{wanted:.0f} tokens/s, steps of {config.bmax} generate {full.tokens_per_s:.0f}: "
+            "the queue grows until the last arrival, and TTFT and E2E tell its length; "
+            f"--rate {0.8 * full.tokens_per_s / config.tokens:.3g} is kept up with"
         )
 
 
-def _charts(
-    points: Sequence[Point], fit_text: str = "", curve: Sequence[Series] = ()
-) -> Iterator[Chart]:
+def _charts(points: Sequence[Point], fit_text: str = "", *curve: Series) -> Iterator[Chart]:
     """Yields tokens/s, how many steps there were, and how long they took, by batch."""
     batches = [float(point.batch) for point in points]
     rates = [Series("tokens/s", batches, [point.tokens_per_s for point in points])]

@@ -49,14 +49,12 @@ def sweep_report(sweep: Sweep) -> Page:
     page.text(f"{began(first)} · {len(sweep.results)} runs")
     page.charts(sweep_charts(sweep), "Curves")
     page.section("Points")
-    measured = [(point, measures_of(point.result)) for point in sweep.points]
-    page.columns(_COLUMNS, measured)
+    page.columns(_COLUMNS, [(point, measures_of(point.result)) for point in sweep.points])
     page.text(fit_shown(sweep.fit, sweep.step_times)[0])
-    sound = [point for point in sweep.points if point.result.is_sound]
-    if sound:
-        base = counted(sound[0].clients, "client")
-        page.text(f"Speed-up and efficiency are relative to {base}.")
-    elif measured:
+    base = next((point.clients for point in sweep.points if point.speed_up), None)
+    if base is not None:
+        page.text(f"Speed-up and efficiency are relative to {counted(base, 'client')}.")
+    elif sweep.points:
         page.text("There is no speed-up, as no point is sound.")
     page.remark(INTERVALS_TEXT)
     reasons = (

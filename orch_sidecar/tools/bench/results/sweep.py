@@ -143,10 +143,7 @@ class Sweep(Document):
 
 
 def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
-    """Returns the sweep of closed loops' results, which are in ascending order of their clients.
-
-    `ended_by`: why concurrencies are missing, if any.
-    """
+    """Returns the sweep of closed loops' results, which are in ascending order of their clients."""
     found = Sweep(ended_by=ended_by, fit=None, results=[_unbatched(result) for result in results])
     curve = fit(found.step_times)
     rounded = curve and Curve(*(round(each, 4) for each in astuple(curve)))
@@ -155,7 +152,5 @@ def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
 
 def _unbatched(result: Result) -> Result:
     """Marks the result of one client that is invalid only as nothing was batched."""
-    alone = result.status is Status.INVALID and result.scenario.clients == 1
-    if not alone or result.reasons != [NEVER_BATCHED]:
-        return result
-    return result.model_copy(update={"status": Status.UNBATCHED})
+    alone = result.scenario.clients == 1 and result.reasons == [NEVER_BATCHED]
+    return result.model_copy(update={"status": Status.UNBATCHED}) if alone else result

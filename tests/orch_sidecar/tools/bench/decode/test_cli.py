@@ -124,4 +124,4 @@ def test_what_cannot_be_measured_or_written_is_an_error(
     assert "no such folder" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["decode"]) == 1
-    assert "not installed: `pip install torch`" in capsys.readouterr().err
+    assert "needs PyTorch: `pip install torch`" in capsys.readouterr().err
