@@ -116,7 +116,7 @@ async def test_run_in_which_nothing_was_batched_is_invalid_as_batched_online(
     cloud: Running,
 ) -> None:
     sparse = await measured(url_of(cloud), replace(POISSON, rate_per_s=2.0, least_requests=2))
-    said = re.search(r"too little for 2 requests/s to overlap: --rate (\d+) keeps", reasons(sparse))
+    said = re.search(r"2 requests/s of \d+ ms rarely overlap: --rate (\d+) keeps", reasons(sparse))
     assert said is not None
     assert sparse.figures is not None
     latency = sparse.figures.times_s["latency"]

@@ -60,7 +60,7 @@ def engine_text(engine: EngineDocument) -> str:
         f"{engine.gpu_count} x {engine.gpu}" if engine.gpu and engine.gpu_count else engine.gpu,
         f"profile {engine.profile}, slots: {engine.slots_total}" if engine.slots_total else None,
     ]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(filter(None, parts))
 
 
 LABELS: Final = {
@@ -215,19 +215,16 @@ def distribution(runs: Sequence[measures.Times]) -> Chart:
     axis = Axis("ms", low=0.0 if least < most / 2 else 0.95 * least, high=1.02 * most or 1.0)
     if least > 0 and most > _WIDE * least:
         axis = Axis("ms", log=True, low=max(least, most / 1000), high=most)
-    names = ("a", "b") if len(runs) > 1 else ("",)
-    series = [
-        Series(name, times.values, (), line, "", number)
-        for number, (name, times, line) in enumerate(zip(names, runs, ("-", "--"), strict=False))
-    ]
     marks = [
         Marked(f"{at} {number_text(value)}", value)
         for at, p in measures.percentiles_of(len(values)).items()
         if len(runs) == 1 and p in _MARKED and (value := percentile(values, p)) is not None
     ]
     marks += [Marked(f"SLO {number_text(bound)}", bound, is_bound=True) for bound in bounds]
-    about = []
-    for name, times in zip(names, runs, strict=True):
+    series, about = [], []
+    for number, times in enumerate(runs):
+        name = "ab"[number] if len(runs) > 1 else ""
+        series.append(Series(name, times.values, (), "--" if number else "-", "", number))
         shortest, longest = number_text(min(times.values)), number_text(max(times.values))
         which = f"{name}: " if name else ""
         about.append(f"{which}{len(times.values)} requests, {shortest} to {longest} ms.")

@@ -75,6 +75,17 @@ class EngineDocument(Document):
     epoch: str | None = None
     given: list[str]
 
+    @property
+    def missing(self) -> list[str]:
+        """What a row requires and is unknown, as sentences."""
+        missing = []
+        if unknown := [name for name in ENGINE_COLUMNS if getattr(self, name) is None]:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+            missing.append(f"the endpoint does not report its hardware and engine: give {flags}")
+        if is_path(self.model_id):
+            missing.append(f"the model {self.model_id!r} is a path: give --model-id")
+        return missing
+
 
 class ClientDocument(Document):
     """The client, and why it may have limited the result: its `bottleneck`.
@@ -194,48 +205,32 @@ GIVEN: Final = (*ENGINE_COLUMNS, "model_id", "model_name")
 Given = Mapping[str, Any]
 
 
-def identity(model: str, snapshot: Snapshot | None, given: Given) -> EngineDocument:
-    """Returns the identity of an engine. `model`: the name that it is served by. `snapshot`: the
-    engine's report, None without one."""
-    stated: dict[str, Any] = {"model_id": model, **given}
-    stated = {"model_name": last_part(stated["model_id"]), "given": [*given], **stated}
-    if snapshot is not None:
-        stated |= engine_of(snapshot).columns
-        for name in ("weights", "pool", "profile", "slots_total", "conditions", "epoch"):
-            stated[name] = getattr(snapshot, name)
-        names = stated["model_id"], stated["model_name"]
-        own = name_model(*names, snapshot.models, [snapshot.weights]).given
-        stated["given"] = [name for name in given if name in own]
-    elif "engine" in given:
-        name, _, version = given["engine"].partition(" ")
-        stated["engine"] = format_engine(name, version or None)
-    return EngineDocument(model=model, **stated)
-
-
-def contradictions(snapshot: Snapshot, given: Given) -> list[str]:
-    """Returns the given values that the engine's report contradicts, as sentences with both."""
+def identity(
+    model: str, snapshot: Snapshot | None, given: Given
+) -> tuple[EngineDocument, list[str]]:
+    """Returns the identity of an engine, and which of the given values its report contradicts, as
+    sentences with both. `model`: the name that it is served by. `snapshot`: its report."""
+    model_id = given.get("model_id", model)
+    stated: dict[str, Any] = {"model_name": last_part(model_id), "model_id": model_id, **given}
+    if snapshot is None:
+        if "engine" in given:
+            name, _, version = given["engine"].partition(" ")
+            stated["engine"] = format_engine(name, version or None)
+        return EngineDocument(model=model, given=[*given], **stated), []
+    reported = engine_of(snapshot).columns
     wrong = [
         f"--{name.replace('_', '-')} {given[name]!r} contradicts the engine, which reports "
         f"{report!r}: omit the option"
-        for name, report in engine_of(snapshot).columns.items()
+        for name, report in reported.items()
         if name in given and str(given[name]).casefold() != str(report).casefold()
     ]
-    if "model_id" in given:
-        model = name_model(given["model_id"], None, snapshot.models, [snapshot.weights])
-        if model.objection is not None:
-            wrong.append(f"--model-id {given['model_id']!r}: {model.objection}")
-    return wrong
-
-
-def missing_identity(engine: EngineDocument) -> list[str]:
-    """Returns what a row requires and is unknown, as sentences; empty if nothing is missing."""
-    missing = []
-    if unknown := [name for name in ENGINE_COLUMNS if getattr(engine, name) is None]:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
-        missing.append(f"the endpoint does not report its hardware and engine: give {flags}")
-    if is_path(engine.model_id):
-        missing.append(f"the model {engine.model_id!r} is a path: give --model-id")
-    return missing
+    named = name_model(model_id, stated["model_name"], snapshot.models, [snapshot.weights])
+    if "model_id" in given and named.objection is not None:
+        wrong.append(f"--model-id {model_id!r}: {named.objection}")
+    for name in ("weights", "pool", "profile", "slots_total", "conditions", "epoch"):
+        reported[name] = getattr(snapshot, name)
+    own = [name for name in given if name in named.given]
+    return EngineDocument(model=model, given=own, **stated | reported), wrong
 
 
 def row_of(result: Result) -> Row:
@@ -246,7 +241,7 @@ def row_of(result: Result) -> Row:
     engine = result.engine
     if not result.is_sound or result.status is Status.UNBATCHED:
         raise ValueError(f"the result is {result.status}: {'; '.join(result.reasons)}")
-    missing = missing_identity(engine)
+    missing = engine.missing
     if any(call.served and call.input_tokens is None for call in result.calls):
         missing.append("the number of prompt tokens is unknown: the responses do not report it")
     if missing:

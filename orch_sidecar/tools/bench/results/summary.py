@@ -142,7 +142,7 @@ def result_of(run: RunRecord) -> Result:
         began_at=run.began_at,
         endpoint=plan.endpoint.url,
         scenario=scenario,
-        engine=identity(plan.model, run.before.snapshot if run.before else None, plan.given),
+        engine=identity(plan.model, run.before.snapshot if run.before else None, plan.given)[0],
         client=_client_of(run, 0.0 if totals is None else totals.window_s),
         counts=Counts(
             sent=sum(call.sent_s is not None for call in calls),
@@ -189,20 +189,18 @@ def _seen(scenario: Scenario, calls: Sequence[Call], states: States) -> Observat
     """Returns what the client saw of its requests, beside two states of the engine."""
     reached = [call for call in calls if call.reached]
     answered = [call for call in calls if call.fate == "answered"]
-    prompts, tokens = (
-        sum(known) if None not in (known := [getattr(call, name) for call in answered]) else None
-        for name in ("input_tokens", "output_tokens")
-    )
+    tokens = [call.output_tokens for call in answered if call.output_tokens is not None]
+    prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
     # An event may have several tokens, and of what was not answered nobody knows them.
-    counted = not any(call.counted_by_events for call in calls) and len(answered) == len(reached)
+    counted = not any(call.counted_by_events for call in calls) and len(tokens) == len(reached)
     return observed(
         scenario.label,
         states,
         load=scenario,
         sent=len(reached),
         answered=len(answered),
-        output_tokens=tokens if counted else None,
-        input_tokens=prompts,
+        output_tokens=sum(tokens) if counted else None,
+        input_tokens=sum(prompts) if len(prompts) == len(answered) else None,
         in_flight=[each for call in reached if (each := call.in_flight) is not None],
     )
 

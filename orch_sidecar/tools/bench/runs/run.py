@@ -25,13 +25,7 @@ from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, Endpo
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Plan, schedule, traced_prompts
 from orch_sidecar.tools.bench.machine import host
-from orch_sidecar.tools.bench.results.result import (
-    EvidenceDocument,
-    Result,
-    contradictions,
-    identity,
-    missing_identity,
-)
+from orch_sidecar.tools.bench.results.result import EvidenceDocument, Result, identity
 from orch_sidecar.tools.bench.results.summary import RunRecord, result_of
 from orch_sidecar.tools.bench.runs.loadgen import Loadgen
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
@@ -117,10 +111,9 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
 def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
     """Raises Unavailable where the run would be invalid or could not become a row."""
     label, snapshot = plan.scenario.label, None if found is None else found.snapshot
-    reasons = []
+    engine, reasons = identity(plan.model, snapshot, plan.given)
     if snapshot is not None:
         reasons += [each.detail for each in cannot_earn(label, snapshot)]
-        reasons += contradictions(snapshot, plan.given)
         if snapshot.state != capabilities.READY:
             reasons.append(f"the pool {snapshot.pool!r} is {snapshot.state}: it must be ready")
         if plan.model not in snapshot.models:
@@ -132,7 +125,7 @@ def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
             "reports single_stream with one slot"
         )
     if plan.for_row:
-        reasons += missing_identity(identity(plan.model, snapshot, plan.given))
+        reasons += engine.missing
     if reasons:
         raise Unavailable("; ".join(reasons))
 
