@@ -59,8 +59,8 @@ class Point:
 class Way:
     """The rows of a set with one label, one kind of arrivals, and one set-up of the scheduler.
 
-    `letter`: its own in the comparison. `name`: the label, with the arrivals unless the label
-    implies them, and with the set-up where the set has several. `points`: by batch, smallest first.
+    `name`: the label, with the arrivals unless the label implies them, and with the set-up where
+    the set has several.
     """
 
     letter: str
@@ -101,12 +101,8 @@ class Comparison:
 
 
 def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Comparison:
-    """Groups rows into comparable sets, in the order of their first rows.
-
-    `verified`: the rows whose evidence was verified. Of a row that is repeated, and
-    of the rows that `orch bench` and the traces make of one run, one is counted: one with verified
-    evidence first.
-    """
+    """Groups rows into comparable sets, in the order of their first rows. `verified`: those whose
+    evidence was verified."""
     firsts = distinct(rows)
     left_out: list[ExcludedRow] = []
     for located in rows:
@@ -129,8 +125,8 @@ def compare(rows: Sequence[LocatedRow], verified: Collection[Row] = ()) -> Compa
 
 
 def _repeated(rows: Sequence[LocatedRow], verified: Collection[Row]) -> dict[Row, ExcludedRow]:
-    """Returns the rows of a run and batch beside one: those of a run and of its traces are one
-    figure."""
+    """Returns the rows of a run and batch but for one, with verified evidence if there is one: what
+    `orch bench` and the traces make of a run is one figure."""
     kept: dict[tuple[object, ...], LocatedRow] = {}
     found = {}
     for each in sorted(rows, key=lambda each: each.row not in verified):

@@ -1,9 +1,6 @@
-"""Derives from a row the conditions under which it was measured, and describes them.
+"""Derives from rows the conditions under which they were measured, and describes them.
 
-Pure. A condition that a row does not note is `unknown`, which is a value of its own: it equals no
-value that is known. How the engine was batching, how requests arrived, and what limits the trust
-in a figure are no conditions of a set: rows that differ in them stand side by side in it, and are
-never averaged.
+Pure. A condition that a row does not note is `unknown`, which equals no value that is known.
 """
 
 from __future__ import annotations
@@ -39,10 +36,8 @@ Conditions = Mapping[str, str]  # by their names
 
 
 def bands(values: Iterable[int]) -> dict[int, str]:
-    """Returns the band of each length: `512`, or `498 to 520`.
-
-    A band begins at the smallest length that is in none, and has those up to a tenth above it.
-    """
+    """Returns the band of each length: `512`, or `498 to 520`. One begins at the smallest length
+    that is in none before."""
     found: dict[int, list[int]] = {}
     band: list[int] = []
     for value in sorted(set(values)):
@@ -65,6 +60,7 @@ def conditions_of(rows: Sequence[Row]) -> Iterator[Conditions]:
         # Noted above 1; a row without any conditions knows nothing of ranks, either.
         alone = "1" if names.ALWAYS_REPORTED[-1] in notes else UNKNOWN
         known = {
+            **notes,
             **dict(zip(COLUMNS, row_fields(row), strict=True)),
             "input_tokens": inputs[row.input_tokens],
             "output_tokens": outputs[row.output_tokens],
@@ -72,8 +68,7 @@ def conditions_of(rows: Sequence[Row]) -> Iterator[Conditions]:
             names.DATA_PARALLEL: notes.get(names.DATA_PARALLEL, alone),
             names.PREFIX_HIT_RATIO: _prefix_hits(notes),
         }
-        named = (each.name for each in CONDITIONS)
-        yield {name: known.get(name) or notes.get(name, UNKNOWN) for name in named}
+        yield {each.name: known.get(each.name, UNKNOWN) for each in CONDITIONS}
 
 
 def scheduling_of(notes: names.RowNotes) -> str:
@@ -104,10 +99,9 @@ CLIENT_LIMITED: Final = "the client may be the bottleneck"
 
 def _traffic(notes: names.RowNotes) -> str:
     """Returns the trace by its hash, and what was replayed of it."""
-    arrivals = notes.get("arrivals", NONE)
-    if notes.arrivals != Arrivals.TRACE or arrivals == Arrivals.TRACE:
+    if notes.arrivals != Arrivals.TRACE or notes["arrivals"] == Arrivals.TRACE:
         return NONE
-    return " ".join([arrivals, *(f"{n}={notes[n]}" for n in names.REPLAYED if n in notes)])
+    return " ".join(filter(None, [notes["arrivals"], *map(notes.pair, names.REPLAYED)]))
 
 
 def _prefix_hits(notes: names.RowNotes) -> str:
