@@ -119,15 +119,23 @@ def add_seed(
 def add_plot(group: argparse._ActionsContainer, default: Path | None = None) -> None:
     """Adds `--plot`."""
     text = "write a plot: .png or .svg" + ("" if default is None else "; default: %(default)s")
-    group.add_argument("--plot", type=Path, default=default, metavar="FILE", help=text)
+    group.add_argument("--plot", type=PLOT, default=default, metavar="FILE", help=text)
 
 
-def file_of(text: str, suffix: str) -> Path:
-    """Returns the path of a file that ends so: no other kind is taken for one, and overwritten."""
-    path = Path(text)
-    if path.suffix.lower() != suffix:
-        raise argparse.ArgumentTypeError(f"{text!r} must end in {suffix}")
-    return path
+def file_of(*suffixes: str) -> Callable[[str], Path]:
+    """Returns what parses the path of a file that ends so: no other kind is taken for one, and
+    overwritten."""
+
+    def parsed(text: str) -> Path:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes:
+            raise argparse.ArgumentTypeError(f"{text!r} must end in {' or '.join(suffixes)}")
+        return path
+
+    return parsed
+
+
+PLOT: Final = file_of(".png", ".svg")
 
 
 def number(text: str, rule: str, is_valid: Callable[[float], bool]) -> float:

@@ -165,7 +165,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add_slo(parser.add_argument_group("SLO, for goodput (milliseconds)"), *SLO_TIMES)
     output = parser.add_argument_group("output")
     add = output.add_argument
-    kind = partial(file_of, suffix=".json")
+    kind = file_of(".json")
     add("--output", type=kind, metavar="JSON", help="default: orch-bench-<id>.json")
     text = "table to append a row to, if the result is valid"
     add("--facts", type=Path, metavar="CSV", help=text)

@@ -39,7 +39,7 @@ def add_report(
     default: Path | bool = True,
 ) -> None:
     """Adds `--report [HTML]`: a Path, True for one beside the result, None for no report."""
-    kind = partial(file_of, suffix=_PAGE)
+    kind = file_of(_PAGE)
     group.add_argument("--report", nargs="?", const=default, type=kind, metavar="HTML", help=text)
 
 
@@ -65,7 +65,7 @@ def check_files(options: argparse.Namespace) -> None:
         if (other := taken.setdefault(path.resolve(), name)) != name:
             raise ValueError(f"--{name} {path}: it must not be the file of --{other}")
     if options.plot is not None or page is not None:
-        require(options.plot)
+        require()
     if options.facts is not None:
         files.check_appendable(options.facts)
 
@@ -147,7 +147,7 @@ def add_commands(commands: Commands) -> None:
     """Adds `report` and `compare` to the result of `add_subparsers`."""
     each = add_command(commands, "report", _report, "Makes the report of an earlier result.")
     each.add_argument("result", type=Path, metavar="JSON", help="the result of a run or a sweep")
-    kind = partial(file_of, suffix=_PAGE)
+    kind = file_of(_PAGE)
     each.add_argument("--output", type=kind, metavar="HTML", help="default: beside the result")
     each = add_command(commands, "compare", _compare, _COMPARE)
     each.add_argument("before", type=Path, metavar="A.json")

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Sequence
 from itertools import cycle
 from math import dist
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, fromstring
 
@@ -21,8 +20,6 @@ from orch_sidecar.tools.drawing.texts import element, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-FORMATS: Final = (".png", ".svg")
 
 # The palette of Okabe and Ito, which suits color-blind readers, without the colors that are too
 # light for a line on white.
@@ -70,10 +67,8 @@ _STYLE: Final[dict[str, Any]] = {
 }
 
 
-def require(path: Path | None = None) -> Any:
-    """Returns matplotlib. Raises ValueError without it, and for a suffix that is not in FORMATS."""
-    if path is not None and path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{path}: the suffix of a plot must be {' or '.join(FORMATS)}")
+def require() -> Any:
+    """Returns matplotlib. Raises ValueError without it."""
     try:
         import matplotlib.figure
     except ImportError as error:
@@ -82,8 +77,8 @@ def require(path: Path | None = None) -> Any:
 
 
 def drawn(suffix: str, title: str, charts: Sequence[Chart]) -> bytes:
-    """Draws charts beside and below each other, as PNG or SVG by the suffix, which `require` has
-    accepted. Raises ValueError without a chart or matplotlib."""
+    """Draws charts beside and below each other, as PNG or SVG by the suffix. Raises ValueError
+    without a chart or matplotlib."""
     if not charts:
         raise ValueError("a plot needs at least one chart, and there is nothing to draw")
     matplotlib = require()

@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if options.plot is not None:
-        require(options.plot)
+        require()
     profile = profiles.load(options.profile)
     traffic = Replay(*traces_of(options))
     tokens = round(traffic.prompt + traffic.output)

@@ -274,7 +274,7 @@ def main(arguments: list[str]) -> None:
     def work() -> int:
         profiles.load(options.profile)
         files.check_writable(options.output)
-        require(options.plot)
+        require()
         uvloop.run(_tune(options))
         return 0
 

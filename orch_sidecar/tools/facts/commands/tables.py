@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from orch_sidecar.tools.arguments import Unavailable, positive, share
+from orch_sidecar.tools.arguments import PLOT, Unavailable, positive, share
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
@@ -109,7 +109,7 @@ def add_commands(commands: Commands) -> None:
     add("--trusted", type=Path, metavar="KEYS", help="YAML with the public keys of operators")
     add("--json", action="store_true", help="print the verdicts as JSON")
     add = add_command(commands, "compare", _compare, _COMPARE, files=files).add_argument
-    add("--plot", type=Path, metavar="FILE", help="draw tokens/s, TTFT and speed-up (.png or .svg)")
+    add("--plot", type=PLOT, metavar="FILE", help="draw tokens/s, TTFT and speed-up (.png or .svg)")
     add("--report", type=Path, metavar="HTML", help="write a page with the tables and pictures")
     add("--json", action="store_true", help="print the comparison as JSON")
     add("--trusted", type=Path, metavar="KEYS", help="the keys by which evidence is verified")
@@ -353,7 +353,7 @@ def _text(value: object) -> str:
 
 def _compare(options: argparse.Namespace) -> int:
     if options.plot is not None or options.report is not None:
-        require(options.plot)
+        require()
     rows, trusted = _sound_rows(options.files, "compared"), read_trusted(options.trusted)
     verifier = Verifier(beside(*options.files), trusted, time.time())
     verdicts = verifier.rows(rows if trusted else ())

@@ -108,7 +108,7 @@ def test_header_that_cannot_be_sent_is_rejected_without_its_value(
         ((*ONLINE, "--header", "X-Orch-Pool: home"), "'X-Orch-Pool' must not be set: use --pool"),
         ((*ONLINE, "--header", "x-orch-no-coalesce: false"), "never coalesces requests"),
         ((*ONLINE, "--header", "Content-Length: 0"), "it follows from the body"),
-        (("sweep", "--plot", "x.gif"), "x.gif: the suffix of a plot must be .png or .svg"),
+        (("sweep", "--plot", "x.gif"), "'x.gif' must end in .png or .svg"),
         ((*ONLINE, "--output", "/nowhere/x.json"), "it cannot be written: no such folder"),
         ((*ONLINE, "--output", "f.csv"), "argument --output: 'f.csv' must end in .json"),
         ((*ONLINE, "--facts", "/"), "--facts /: it cannot be written: /: must be a regular file"),

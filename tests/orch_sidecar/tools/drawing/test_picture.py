@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import dist
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Marked, Series, by_size
-from orch_sidecar.tools.drawing.picture import drawn, element_of, require
+from orch_sidecar.tools.drawing.picture import drawn, element_of
 from orch_sidecar.tools.drawing.texts import html_of
 from tests.fuzz import examples
 from tests.orch_sidecar.tools.drawing.html_reader import Page
@@ -166,10 +165,7 @@ def test_equal_charts_make_equal_bytes(suffix: str) -> None:
     assert drawn(suffix, "t", [sized(MEASURED)]) == drawn(suffix, "t", [sized(MEASURED)])
 
 
-def test_other_suffixes_and_plots_without_a_chart_are_rejected() -> None:
-    for name in ("p.gif", "p", "p.pdf"):
-        with pytest.raises(ValueError, match=r"must be \.png or \.svg"):
-            require(Path(name))
+def test_plot_without_a_chart_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one chart"):
         drawn(".png", "a title", [])
 

@@ -169,7 +169,7 @@ class TestCompare:
     def test_unknown_plot_format_is_bad_usage(self, run: Run) -> None:
         code, out, err = run("compare", VALID, "--plot", "p.gif")
         assert (code, out) == (2, "")
-        assert "must be .png or .svg" in err
+        assert "'p.gif' must end in .png or .svg" in err
 
     def test_plot_without_matplotlib_names_what_to_install(
         self, run: Run, monkeypatch: pytest.MonkeyPatch
