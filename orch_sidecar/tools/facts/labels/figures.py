@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from orch_sidecar.tools.facts.labels.intervals import Interval, most
+from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, time_note
 from orch_sidecar.tools.facts.tables.publication import estimate
 
@@ -133,15 +133,6 @@ def scaling(point: tuple[float, float], base: tuple[float, float]) -> tuple[floa
     efficiency: the speed-up over the growth of the size, 1 of what is perfectly parallel."""
     speed_up = point[1] / base[1]
     return speed_up, speed_up / (point[0] / base[0])
-
-
-def overlap(served: Sequence[CompletedRequest]) -> int:
-    """Returns the largest number of answers between first token and end at once, 0 without any.
-
-    An answer without a known first token counts from its arrival. One of a single token ends with
-    it, and counts nevertheless.
-    """
-    return max(min(1, len(served)), most(each.generation for each in served))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

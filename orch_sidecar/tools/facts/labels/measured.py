@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, overlap
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals
+from orch_sidecar.tools.facts.labels.intervals import most
 from orch_sidecar.tools.facts.labels.load import Load, Notes
 from orch_sidecar.tools.facts.labels.observation import Batches, RunTimes, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
@@ -123,8 +124,10 @@ class Run:
 
     @property
     def overlap(self) -> int:
-        """The largest number of answers that were generated at once, 0 where that is not known."""
-        return 1 if self.clients == 1 else overlap(self.served)
+        """The largest number of answers that were generated at once, 0 where that is not known. One
+        of a single token ends with it, and counts nevertheless."""
+        at_once = max(min(1, len(self.served)), most(each.generation for each in self.served))
+        return 1 if self.clients == 1 else at_once
 
 
 def row_of(run: Run, label: Label, engine: Engine, model: Model, source_tag: str) -> Row:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.guidellm import parts
-from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.facts.imports import changed, document, load, measured
 
@@ -54,7 +53,7 @@ def test_answers_that_were_not_streamed_have_no_first_token() -> None:
     found = measured(HOME, report)
     percentiles = {"latency_p50_ms", "latency_p90_ms", "latency_p95_ms"}
     assert set(found.latency_ms) == percentiles | {"latency_p50_early_ms"}
-    assert overlap(found.served) == 1
+    assert found.overlap == 1
 
 
 def test_each_benchmark_of_a_report_is_one_run() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures
+from orch_sidecar.tools.facts.labels.measured import Run
 
 
 def test_tpot_of_one_sequence_excludes_its_first_token() -> None:
@@ -29,22 +30,22 @@ def served(
     return CompletedRequest(arrived_s, first_s, ended_s, 5, tokens)
 
 
-def test_answers_overlap_between_first_token_and_end() -> None:
-    # The third one waits for its first token while the others are generated.
-    assert overlap([served(0, 1, 4), served(0, 2, 3), served(0, 5, 6)]) == 2
-
-
-def test_answer_that_begins_when_another_ends_does_not_overlap_it() -> None:
-    assert overlap([served(0, 1, 2), served(0, 2, 3)]) == 1
-
-
-def test_answer_without_a_first_token_counts_from_its_arrival() -> None:
-    assert overlap([served(0, None, 4), served(1, 2, 3)]) == 2
-
-
-def test_answer_of_one_token_is_one_answer() -> None:
-    assert overlap([served(0, 1, 1, tokens=1)]) == 1
-    assert overlap([]) == 0
+@pytest.mark.parametrize(
+    ("answers", "at_once"),
+    [
+        # The third one waits for its first token while the others are generated.
+        ([served(0, 1, 4), served(0, 2, 3), served(0, 5, 6)], 2),
+        ([served(0, 1, 2), served(0, 2, 3)], 1),  # one begins when another ends
+        ([served(0, None, 4), served(1, 2, 3)], 2),  # counts from its arrival
+        ([served(0, 1, 1, tokens=1)], 1),
+        ([], 0),
+    ],
+)
+def test_answers_overlap_between_first_token_and_end(
+    answers: list[CompletedRequest], at_once: int
+) -> None:
+    totals = Totals(requests=1, window_s=1.0, input_tokens=1, output_tokens=1)
+    assert Run(model="m", totals=totals, served=answers).overlap == at_once
 
 
 def test_notes_are_in_milliseconds_and_omit_unknown_values() -> None:
