@@ -33,7 +33,10 @@ def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
     printed = orch("bench", "batched-online", *load, *REQUESTS, *lengths("cloud"), *where)
     assert "without evidence" not in printed
     found = verify(table, trusted)
-    assert (found.verdict, found.signer, *found.reasons) == (Verdict.VERIFIED, "lab")
+    assert (found.verdict, found.signer, *found.reasons) == (
+        Verdict.VERIFIED,
+        "lab",
+    )
     assert found.proof is not None
     assert (len(found.proof.leaves), found.proof.totals.output_tokens) == (24, 24 * TOKENS["cloud"])
     assert verify(table).verdict is Verdict.SIGNER_UNKNOWN

@@ -123,8 +123,8 @@ def spread(values: Sequence[float]) -> Spread | None:
     ordered = sorted(values)
     at = [percentile(values, p) for p in PERCENTILES]
     p50, p90, p95, p99 = (each for each in at if each is not None)
-    estimates = {f"p{p}": estimate(ordered, p) for p in PERCENTILES}
-    early = {name: value for name, value in estimates.items() if value is not None}
+    found = ((f"p{p}", estimate(ordered, p)) for p in PERCENTILES)
+    early = {name: value for name, value in found if value is not None}
     return Spread(sum(values) / len(values), p50, p90, p95, p99, ordered[-1], early)
 
 

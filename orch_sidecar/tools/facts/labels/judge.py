@@ -210,9 +210,7 @@ def _stale(seen: Observation) -> Iterator[Rule]:
     first_s, read_s = run.first_tokens_s, states.grew("prefill_s") or 0.0
     if states.after.preemptions_total > states.before.preemptions_total:
         read_s = 0.0  # prompts were read again, after their first tokens
-    saved, again, began, ended, local = (
-        timestamp(at_s or 0.0) for at_s in (saved_s, again_s, began_s, ended_s, end_s)
-    )
+    saved, again = map(timestamp, (saved_s, again_s))
     slack_s = thresholds.CLOCKS_AGREE_S + _DATE_S
     rules = (
         *((state.state != "ready", f"the engine was {state.state} {when} the run: it must be ready")
@@ -230,14 +228,14 @@ def _stale(seen: Observation) -> Iterator[Rule]:
          f"the first tokens took {first_s or 0.0:.3g} s together, but their prompts took the "
          f"engine {read_s:.3g} s: these times are wrong, or the states are those of another run"),
         (began_s is not None and saved_s > began_s + thresholds.CLOCKS_AGREE_S,
-         f"the state before the run is from {saved}, the run began at {began}"),
+         f"the state before the run is from {saved}, the run began at {timestamp(began_s or 0)}"),
         (ended_s is not None and again_s < ended_s - thresholds.CLOCKS_AGREE_S,
-         f"the state after the run is from {again}, the run ended at {ended}"),
+         f"the state after the run is from {again}, the run ended at {timestamp(ended_s or 0)}"),
         (end_s is not None and not any(
             saved_s + window_s - slack_s <= end_s - zone_s <= again_s + slack_s
             for zone_s in _ZONES_S),
-         f"the run ended at {local[:-1]} in some time zone, which in none is between the states, "
-         f"from {saved} and {again}"),
+         f"the run ended at {timestamp(end_s or 0)[:-1]} in some time zone, which in none is "
+         f"between the states, from {saved} and {again}"),
     )  # fmt: skip
     yield from ((Reason.OTHER_TIME, applies, detail) for applies, detail in rules)
 

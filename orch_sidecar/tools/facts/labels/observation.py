@@ -1,7 +1,6 @@
 """Holds what is known of a measurement, in one form for all sources. The judge reads nothing else.
 
-Pure. It is filled by `orch bench`, the files of other tools, signed evidence and traces. What a
-source does not contain is empty or None here.
+Pure. What a source does not contain is empty or None here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A run as `orch bench` recorded it: the parts of its result that a row is made of.
 
-Pure. `bench.results.result` defines the whole file, which evidence has in it. Nothing else of it is
-read here: results of earlier releases have other fields, and those of later ones more.
+Pure. Nothing else of a result is read here: those of other releases have other fields, or more.
 """
 
 from __future__ import annotations

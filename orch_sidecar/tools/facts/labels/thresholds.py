@@ -1,8 +1,6 @@
-"""Every threshold by which a label is judged, with its reason: one table.
+"""Every threshold by which a label is judged, with its reason: `docs/explanation/labels.md` has it.
 
-How long a run has to be before it is more than preliminary, MLPerf says (`tables/publication.py`).
-Pure. The page on measuring prints it (`docs/explanation/labels.md`). Where copies of a rule
-once differed, the stricter holds, unless the reason names the recorded run that it would refuse.
+Pure. How long a run has to be before it is more than preliminary, MLPerf says (`publication`).
 """
 
 from __future__ import annotations

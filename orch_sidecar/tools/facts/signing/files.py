@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal, Self
 import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from orch_sidecar.tools.facts.labels.documents import parse_json, parsed_as
+from orch_sidecar.tools.facts.labels.documents import parsed_as
 from orch_sidecar.tools.facts.tables.notes import EVIDENCE
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import row_fields
@@ -83,11 +83,6 @@ def named_by(row: Row) -> tuple[Row, str | None]:
     if found is None:
         return row, None
     return replace(row, scenario_notes=row.scenario_notes[: found.start()]), found[1]
-
-
-def parse_evidence(content: bytes) -> EvidenceFile:
-    """Parses a file. Raises ValueError."""
-    return parsed_as(EvidenceFile, parse_json(content, "the file: "), "the file: ")
 
 
 class TrustedKey(BaseModel):

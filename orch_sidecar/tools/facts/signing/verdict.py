@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from orch_sidecar.tools.facts.labels.documents import parsed_as
+from orch_sidecar.tools.facts.labels.documents import parse_json, parsed_as
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
-from orch_sidecar.tools.facts.signing.files import TrustedKeys, digest, named_by, parse_evidence
+from orch_sidecar.tools.facts.signing.files import EvidenceFile, TrustedKeys, digest, named_by
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions, differences
 from orch_sidecar.tools.facts.tables.notes import LOADED
@@ -108,7 +108,7 @@ class Verifier:
             if digest(content) != name:
                 own = f"the SHA-256 of the file is {digest(content)}"
                 raise ValueError(f"{own}, its name is {name:.80}")
-            evidence = parse_evidence(content)
+            evidence = parsed_as(EvidenceFile, parse_json(content, "the file: "), "the file: ")
             stated = parse_row(Record("evidence", 1, tuple(evidence.client_measured.row)))
             if not isinstance(stated, Row):
                 raise ValueError(f"the row in the evidence is not valid: {stated[0].text}")

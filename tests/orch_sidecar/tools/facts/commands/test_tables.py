@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.facts.signing.files import digest, entry_of, evidence_of, parse_evidence
+from orch_sidecar.tools.facts.signing.files import EvidenceFile, digest, entry_of, evidence_of
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Row
 from tests.orch_sidecar.tools.facts.conftest import Run
@@ -93,7 +93,7 @@ def test_run_makes_one_row_in_all_tables_and_a_copy_is_that_row(run: Run, eviden
     assert (code, out.count(" (1 verified)")) == (0, 2)
     again = row_of(notes=GIVEN | {"seed": 2}, model_name="Tiny")
     copy.unlink()
-    signed = parse_evidence(evidence.read_bytes()).signed
+    signed = EvidenceFile.model_validate_json(evidence.read_bytes()).signed
     added(copy, *evidence_of(signed, again, result_of(row_of())))
     code, out, _ = run("verify", TABLE, copy, *TRUSTED)
     assert (code, f"the nonce of {TABLE}:2: one run makes one row" in out) == (1, True)

@@ -79,7 +79,11 @@ def operator() -> Operator:
 
 def test_row_of_a_signed_run_is_verified_with_what_was_recomputed(operator: Operator) -> None:
     found = verdict_of(SigningEngine(operator).measure(), row_of(), operator.trusted())
-    assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", ())
+    assert (found.verdict, found.signer, found.reasons) == (
+        Verdict.VERIFIED,
+        "lab",
+        (),
+    )
     assert found.proof is not None
     assert found.proof.totals.tokens_per_s == pytest.approx(300, rel=1e-4)
     batches = found.proof.states.batches
@@ -95,7 +99,11 @@ def test_recorded_run_whose_requests_decode_beside_prompts_is_verified() -> None
     trusted = parse_trusted((folder / "trusted.yaml").read_text(encoding="utf-8"))
     [row] = valid_rows(read(folder / "beside_prompts.csv"))
     found = Verifier(beside(folder / "beside_prompts.csv"), trusted).row(row.row)
-    assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", ())
+    assert (found.verdict, found.signer, found.reasons) == (
+        Verdict.VERIFIED,
+        "lab",
+        (),
+    )
     assert found.proof is not None
     requests = found.proof.requests
     assert intervals.share_together([each.earliest.generation for each in requests]) < SHARED_STEPS
