@@ -75,14 +75,10 @@ class _KeyValue(BaseModel):
     count: int | None = at("value.intValue", default=None)
     number: float | None = at("value.doubleValue", default=None)
 
-    @property
-    def value(self) -> Value | None:
-        found = (self.text or None, self.flag, self.count, self.number)
-        return next((each for each in found if each is not None), None)
-
 
 def _with_values(pairs: Iterable[_KeyValue]) -> dict[str, Value]:
-    return {each.key: value for each in pairs if (value := each.value) is not None}
+    stated = ((each.key, (each.text or None, each.flag, each.count, each.number)) for each in pairs)
+    return {key: value for key, values in stated for value in values if value is not None}
 
 
 _Pairs = Annotated[tuple[_KeyValue, ...], AfterValidator(_with_values)]

@@ -45,7 +45,11 @@ def judge_scenario(scenario: Scenario, source: Source) -> Row | list[Objection]:
 
     `source`: its tag is what was read, as `jaeger:orch-sidecar`; that of the row adds the scenario.
     """
-    found, model = _incomplete(scenario), _model(scenario, source)
+    found, requested = _incomplete(scenario), str(scenario.key.model)
+    engines = [each.engine for each in scenario.sequences if each.engine.epoch]
+    served = sorted({requested, *(each.served_as for each in engines)})
+    loaded = sorted({each.weights for each in engines})
+    model = name_model(source.model_id or requested, source.model_name, served, loaded)
     if scenario.sequences and not _NEEDED & {each.reason for each in found}:
         rules = _contradictions(scenario)
         found += objections_of(*((Reason.CONTRADICTION, *rule) for rule in rules))
@@ -181,15 +185,6 @@ def _impossible(request: Request) -> set[str]:
              "more hits in the prefix cache than prompt tokens looked up in it"),
         )  # fmt: skip
     return {text for applies, text in rules if applies}
-
-
-def _model(scenario: Scenario, given: Source) -> Model:
-    """Returns the model, by the names that the engine serves, and what it loaded."""
-    requested = str(scenario.key.model)
-    engines = [each.engine for each in scenario.sequences if each.engine.epoch]
-    served = sorted({requested, *(each.served_as for each in engines)})
-    loaded = sorted({each.weights for each in engines})
-    return name_model(given.model_id or requested, given.model_name, served, loaded)
 
 
 def _row(scenario: Scenario, model: Model, source: Source) -> Row:
