@@ -118,6 +118,20 @@ UNLIKELY: Final = Threshold(
     1e-9, "chance", "arrivals that are rarer than this in an honest run are not believed"
 )
 
+# How requests came, as traces show it: a note of the row.
+SHOWN_ARRIVALS: Final = Threshold(
+    10,
+    "requests",
+    "fewer, in all or after others, show it by chance: the row then has no `arrivals`",
+)
+PAUSE_SHARE: Final = Threshold(
+    0.05, "of the median latency", "a client in a closed loop sends within this after an answer"
+)
+PAUSE_S: Final = Threshold(0.05, "s", "or within this")
+CLOSED_SHARE: Final = Threshold(
+    0.9, "of the requests", "come so in a closed loop: some clients pause longer, or leave earlier"
+)
+
 THRESHOLDS: Final = {
     name.lower(): each for name, each in list(globals().items()) if isinstance(each, Threshold)
 }

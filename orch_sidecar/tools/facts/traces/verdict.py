@@ -28,14 +28,6 @@ from orch_sidecar.tools.facts.tables.row import MEANINGS, PROFILE_LABELS, Label,
 from orch_sidecar.tools.facts.traces.requests import UNCOUNTED_STEPS, EngineLabels, Outcome, Request
 from orch_sidecar.tools.facts.traces.scenarios import Scenario, growth, numbers
 
-# Fewer requests that follow others, or fewer in all, show no kind of arrivals.
-LEAST: Final = 10
-# A client sends its next request within this share of an answer's time, or these seconds.
-_PAUSE_SHARE: Final = 0.05
-_PAUSE_S: Final = 0.05
-# Of a closed loop some clients pause longer, or leave before the others.
-_CLOSED_SHARE: Final = 0.9
-
 # Where one of these is missing, nothing is left to be judged.
 _NEEDED: Final = {Reason.UNKNOWN_LABEL, Reason.NOTHING_SERVED, Reason.NOT_COUNTED}
 
@@ -46,14 +38,14 @@ def judge_scenario(scenario: Scenario, source: Source) -> Row | list[Objection]:
     `source`: its tag is what was read, as `jaeger:orch-sidecar`; that of the row adds the scenario.
     """
     found, requested = _incomplete(scenario), str(scenario.key.model)
-    engines = [each.engine for each in scenario.sequences if each.engine.epoch]
-    served = sorted({requested, *(each.served_as for each in engines)})
-    loaded = sorted({each.weights for each in engines})
-    model = name_model(source.model_id or requested, source.model_name, served, loaded)
     if scenario.sequences and not _NEEDED & {each.reason for each in found}:
         rules = _contradictions(scenario)
         found += objections_of(*((Reason.CONTRADICTION, *rule) for rule in rules))
         found += [*judge(scenario.observation), *objections_of(*scenario.others)]
+    engines = [each.engine for each in scenario.sequences if each.engine.epoch]
+    served = sorted({requested, *(each.served_as for each in engines)})
+    loaded = sorted({each.weights for each in engines})
+    model = name_model(source.model_id or requested, source.model_name, served, loaded)
     if model.objection is not None and scenario.sequences:
         reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
         found.append(Objection(reason, f"the model {model.id!r}: {model.objection}"))
@@ -264,9 +256,9 @@ def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals 
     it.
 
     In a closed loop each request but the first of each client follows the end of another one
-    without a pause; by a schedule it does not. What a few requests show is by chance, and unknown.
+    without a pause; by a schedule it does not.
     """
-    if label is Label.SINGLE_STREAM or len(requests) < LEAST:
+    if label is Label.SINGLE_STREAM or len(requests) < thresholds.SHOWN_ARRIVALS:
         return None
     arrived = sorted(each.arrived_s for each in requests)
     ended = sorted(each.ended_s for each in requests)
@@ -274,9 +266,10 @@ def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals 
         return Arrivals.AT_ONCE
     clients = intervals.most(each.in_flight for each in requests)
     follow = [arrived[number] - ended[number - clients] for number in range(clients, len(arrived))]
-    if len(follow) < LEAST:
+    if len(follow) < thresholds.SHOWN_ARRIVALS:
         return None
-    pause_s = max(_PAUSE_S, _PAUSE_SHARE * median(each.latency_s for each in requests))
-    if sum(each <= pause_s for each in follow) >= _CLOSED_SHARE * len(follow):
+    latency_s = median(each.latency_s for each in requests)
+    pause_s = max(thresholds.PAUSE_S, thresholds.PAUSE_SHARE * latency_s)
+    if sum(each <= pause_s for each in follow) >= thresholds.CLOSED_SHARE * len(follow):
         return Arrivals.CLOSED_LOOP
     return Arrivals.OPEN_LOOP if label is Label.BATCHED_ONLINE else None

@@ -9,7 +9,7 @@ import pytest
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.traces.verdict import LEAST, arrivals_of
+from orch_sidecar.tools.facts.traces.verdict import arrivals_of
 
 
 def of(times: list[tuple[float, float]]) -> list[CompletedRequest]:
@@ -49,7 +49,7 @@ def poisson(rate: float, count: int = 200, lasts_s: float = 1.0) -> list[Complet
         (of([(0.01 * number, 10.0 + number) for number in range(40)]),
          Arrivals.AT_ONCE, Arrivals.AT_ONCE),
         # A few requests show nothing, nor do a few that follow others.
-        (closed(2, 20)[: LEAST - 1], None, None),
+        (closed(2, 20)[:9], None, None),
         (closed(16, 0.6), None, None),
     ],
 )  # fmt: skip
