@@ -127,8 +127,7 @@ def _batch(row: Row, notes: RowNotes) -> Iterator[Rule]:
         yield names.BATCH_MAX, (largest or mean.most) < mean.least, f"must be at least {noted}"
     if notes.get("batch_is") == "overlap":
         # By a schedule, an answer that was not streamed may count from before it was sent.
-        limits = ("requests", "at_once")[: 1 + (notes.loop in _UNSCHEDULED)]
-        for name in limits:
+        for name in ("requests", "at_once")[: 1 + (notes.loop in _UNSCHEDULED)]:
             most = notes.count(name) or batch
             yield "batch", batch > most, f"must be at most {notes.pair(name)}"
 

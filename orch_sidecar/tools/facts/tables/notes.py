@@ -284,12 +284,11 @@ FORMS.update(
         f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash",
         rf"{'|'.join(Arrivals)}|{Arrivals.TRACE}:{_TRACE}",
     ),
-    at_once=whole(1),
-    requests=whole(1),
     window_s=number("of seconds, ", 0, decimals=(6, 3)),
     batch_is=one_of("overlap"),
     acceptance_length=number("", 1),
     **dict.fromkeys(("rate_per_s", "burstiness", *SLOS), ABOVE_0),
+    **dict.fromkeys(("at_once", "requests"), whole(1)),
     **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
     **{
         time_note(name, at, early=early): number("of milliseconds, ", 0, decimals=(4, 3))

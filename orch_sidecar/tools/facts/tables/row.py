@@ -1,6 +1,6 @@
 """A fact: one row of `tps_model_gpu.csv`, and the rule for each of its fields and known notes.
 
-Pure. Knows nothing about files and lines. Notes with other names are free text.
+Pure. Knows nothing about files and lines.
 """
 
 from __future__ import annotations

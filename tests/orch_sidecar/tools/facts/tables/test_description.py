@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import COLUMNS, violated_rule
-from tests.orch_sidecar.tools.facts.labelled_rows import NOTES, altered
+from tests.orch_sidecar.tools.facts.labelled_rows import NOTES, altered, faults_of
 from tests.orch_sidecar.tools.facts.rows import SOUND
 
 DESCRIPTION: Final = Path(__file__).parents[5] / "docs/reference/tps_model_gpu.csv-metadata.json"
@@ -37,7 +37,8 @@ def test_all_columns_are_described_in_their_order_and_required() -> None:
 
 
 @pytest.mark.parametrize("base", NOTES)
-def test_row_of_a_run_is_valid(base: str) -> None:
+def test_row_of_a_real_run_is_accepted_and_valid(base: str) -> None:
+    assert faults_of(altered(base)) == []
     for name, value in zip(COLUMNS, altered(base), strict=True):
         assert is_valid(name, value), (name, value)
 
