@@ -18,7 +18,8 @@ from orch_sidecar.tools.drawing.page import Columns, Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text, rounded
 from orch_sidecar.tools.facts.comparison import conditions as condition
 from orch_sidecar.tools.facts.labels.figures import scaling
-from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Loop, time_note
+from orch_sidecar.tools.facts.tables import notes as names
+from orch_sidecar.tools.facts.tables.notes import Loop, time_note
 from orch_sidecar.tools.facts.tables.row import Label, Row, run_of
 from orch_sidecar.tools.facts.tables.table import LocatedRow, distinct
 
@@ -179,15 +180,18 @@ def _points(rows: Sequence[Row], verified: Collection[Row]) -> list[Point]:
     base = None
     for (batch, remarks), alike in sorted(found.items()):
         figures = [row.throughput_tokens_per_sec for row in alike]
-        at = fmean(row.notes.number(BATCH_MEAN) or row.batch for row in alike), median(figures)
+        at = (
+            fmean(row.notes.number(names.BATCH_MEAN) or row.batch for row in alike),
+            median(figures),
+        )
         related: tuple[float | None, float | None] = None, None
-        if not {condition.CUT, condition.CLIENT_LIMITED} & {*remarks}:
+        if not {names.CUT, names.CLIENT_BOTTLENECK} & alike[0].notes.keys():
             base = base or at
             related = scaling(at, base)
         point = Point(
             batch=batch,
             batch_mean=at[0],
-            batch_max=max(row.notes.count(BATCH_MAX) or 0 for row in alike) or None,
+            batch_max=max(row.notes.count(names.BATCH_MAX) or 0 for row in alike) or None,
             rows=len(alike),
             tokens_per_s=FigureRange(at[1], min(figures), max(figures)),
             tokens_per_s_per_sequence=at[1] / at[0],

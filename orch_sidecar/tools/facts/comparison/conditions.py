@@ -5,11 +5,12 @@ Pure. A condition that a row does not note is `unknown`, which equals no value t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import ANY_KNOWN, NONE, UNKNOWN, Arrivals, Condition
+from orch_sidecar.tools.facts.tables.notes import NONE, UNKNOWN, Arrivals, Condition
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import row_fields
 
@@ -27,10 +28,10 @@ CONDITIONS: Final = (
     Condition("gpu_count", spelled="accelerators: {}"),
     Condition("input_tokens", spelled="{} tokens in"),
     Condition("output_tokens", spelled="{} tokens out"),
-    Condition("traffic", none="no trace", usual=(NONE,)),
+    Condition("traffic", none="no trace", usual=NONE),
     *(each for each in names.SETTINGS if not each.beside),
     Condition(names.PREFIX_HIT_RATIO, spelled="prefix cache hits {}", none="no prefix cache hits",
-              usual=(NONE,)),
+              usual=NONE),
 )  # fmt: skip
 Conditions = Mapping[str, str]  # by their names
 
@@ -80,21 +81,20 @@ def scheduling_of(notes: names.RowNotes) -> str:
 def remarks_of(notes: names.RowNotes, verified: bool) -> tuple[str, ...]:
     """Returns what limits the trust in a row, or strengthens it."""
     given = ", ".join(sorted(notes.given))
-    found = {
-        "evidence verified": verified,
-        "preliminary": names.PRELIMINARY in notes,
-        CUT: names.CUT in notes,
-        CLIENT_LIMITED: names.CLIENT_BOTTLENECK in notes,
-        f"{given} given by the user": given,
-        "states of the engine unsigned": names.STATES in notes,
-    }
-    return tuple(text for text, holds in found.items() if holds)
+    noted = [text.format(given) for name, text in _LIMITS.items() if name in notes]
+    return ("evidence verified", *noted) if verified else tuple(noted)
 
 
+# What a note says of the trust in a figure.
+_LIMITS: Final = {
+    names.PRELIMINARY: "preliminary",
+    names.CUT: "requests cut off",
+    names.CLIENT_BOTTLENECK: "the client may be the bottleneck",
+    names.GIVEN: "{} given by the user",
+    names.STATES: "states of the engine unsigned",
+}
 # Why a row is in no set, and has no price.
 UNCONFIRMED: Final = f"{Label.TO_BE_CONFIRMED}: it is unknown how the engine was batching"
-CUT: Final = "requests cut off"
-CLIENT_LIMITED: Final = "the client may be the bottleneck"
 
 
 def _traffic(notes: names.RowNotes) -> str:
@@ -136,8 +136,7 @@ def _line(values: Conditions, named: Sequence[Condition], *, always: bool = Fals
     texts = {}
     for each in named:
         value = values[each.name]
-        worth = ANY_KNOWN not in each.usual or value in (UNKNOWN, *each.named) or ":" in value
-        if each not in unknown and (always or (worth and value not in each.usual)):
+        if each not in unknown and (always or not re.fullmatch(each.usual, value)):
             texts[each.name] = each.none if value == NONE else each.spelled.format(value)
     if "gpu" in texts and texts.pop("gpu_count", "") and values["gpu_count"] != "0":
         texts["gpu"] = f"{values['gpu_count']} x {texts['gpu']}"

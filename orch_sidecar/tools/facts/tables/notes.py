@@ -141,7 +141,6 @@ BATCH_REQUESTS: Final = _note("batch_requests", number("", 1))
 
 UNKNOWN: Final = "unknown"
 NONE: Final = "none"
-ANY_KNOWN: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +148,16 @@ class Condition:
     """A condition of a measurement: rows that differ in it were measured otherwise.
 
     `form`: of the note; None of a column. `spelled`: how a value reads in a line, and `none` how
-    the value `none` does. `usual`: values that are not worth a word where all sets share them;
-    `named`: of known values that are usual otherwise, those that are worth one. `beside`: rows that
-    differ in it stand side by side: how an engine is set up to batch comes with its label, as one
-    slot does with a single stream.
+    the value `none` does. `usual`: a pattern of values that are not worth a word where all sets
+    share them. `beside`: rows that differ in it stand side by side: how an engine is set up to
+    batch comes with its label, as one slot does with a single stream.
     """
 
     name: str
     form: Form | None = None
     spelled: str = "{}"
     none: str = ""
-    usual: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
+    usual: str = ""
     beside: bool = False
 
 
@@ -176,33 +173,33 @@ LOADED: Final = "loaded"
 # How the engine was configured, as it reports it: notes, which are a part of a row's identity.
 SETTINGS: Final = (
     Condition("speculative", Form("none, or a method and its drafts per step: ngram:3", _DRAFTS),
-              "speculative decoding {}", "no speculative decoding", (NONE,)),
+              "speculative decoding {}", "no speculative decoding", NONE),
     Condition("quantization", Form("none, or the name of a method: awq", _NAME),
-              "quantization {}", "no quantization", (NONE,)),
+              "quantization {}", "no quantization", NONE),
     # The types in which models are published are usual.
     Condition("kv_cache_dtype", Form("the name of a type: bfloat16", _NAME),
-              "KV cache {}", usual=("bfloat16", "float16", "float32")),
-    Condition("prefix_caching", one_of("on", "off"), "prefix cache {}", usual=("on",)),
+              "KV cache {}", usual="bfloat16|float16|float32"),
+    Condition("prefix_caching", one_of("on", "off"), "prefix cache {}", usual="on"),
     # vLLM chooses it by the accelerator.
     Condition("attention_backend", Form("the name of a backend: FLASH_ATTN", _NAME),
-              "attention {}", usual=(ANY_KNOWN,)),
-    Condition("tensor_parallel", whole(1), "tensor parallel {}", usual=("1",)),
-    Condition("pipeline_parallel", whole(1), "pipeline parallel {}", usual=("1",)),
+              "attention {}", usual=r"(?!unknown\Z).*"),
+    Condition("tensor_parallel", whole(1), "tensor parallel {}", usual="1"),
+    Condition("pipeline_parallel", whole(1), "pipeline parallel {}", usual="1"),
     # The following, engines of older releases do not report: one that is missing is unknown.
-    Condition(DATA_PARALLEL, whole(2), "one rank of data parallel {}", usual=("1",)),
+    Condition(DATA_PARALLEL, whole(2), "one rank of data parallel {}", usual="1"),
     Condition(LOADED, Form("16 hexadecimal digits, after dummy: or random: or alone", _LOADED),
-              "loaded as {}", usual=(ANY_KNOWN,)),
+              "loaded as {}", usual="[0-9a-f]{16}"),
     Condition("max_num_batched_tokens", whole(1), "steps of {} tokens", beside=True),
     Condition("long_prefill_token_threshold", whole(0), "long prompts by {} tokens", beside=True),
     Condition("async_scheduling", one_of("on", "off"), "asynchronous scheduling {}",
-              usual=(ANY_KNOWN, UNKNOWN)),
+              usual=".*"),
     Condition("prefill_schedule_interval", whole(1), "prompts every {} steps", beside=True),
     Condition("execution", Form("eager, or modes: vllm_compile+full_and_piecewise", _NAME),
-              "execution {}", usual=(ANY_KNOWN, UNKNOWN), named=("eager",)),
+              "execution {}", usual=r"(?!eager\Z).*"),
     Condition("kv_offload",
               Form("none, or a connector and its GiB: OffloadingConnector:8", _OFFLOAD),
-              "KV offload {}", "no KV offload", (NONE, UNKNOWN)),
-    Condition("max_loras", whole(0), "LoRA adapters {}", usual=("0", UNKNOWN)),
+              "KV offload {}", "no KV offload", "none|unknown"),
+    Condition("max_loras", whole(0), "LoRA adapters {}", usual="0|unknown"),
 )  # fmt: skip
 SETTING_NAMES: Final = tuple(each.name for each in SETTINGS)
 # By every engine; versions before do not report the others.
