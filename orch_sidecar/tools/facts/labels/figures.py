@@ -68,13 +68,11 @@ class CompletedRequest:
     def meets(self, bounds_ms: Mapping[str, float]) -> bool:
         """Returns whether it met all bounds, by the names of the times; without a known first token
         it misses a TTFT."""
-        for name, bound_ms in bounds_ms.items():
-            each_s = self.times_s[name]
-            if each_s is None and name == "tpot" and self.sequence_tokens < 2:
-                continue  # an answer of one token has no TPOT
-            if each_s is None or 1000 * each_s > bound_ms:
-                return False
-        return True
+        known_s = self.times_s
+        if self.sequence_tokens < 2:
+            known_s["tpot"] = 0.0  # it has none
+        times = ((known_s[name], bound_ms) for name, bound_ms in bounds_ms.items())
+        return all(at_s is not None and 1000 * at_s <= bound_ms for at_s, bound_ms in times)
 
     @property
     def times_s(self) -> dict[str, float | None]:

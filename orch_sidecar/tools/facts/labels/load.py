@@ -64,14 +64,13 @@ class TraceDocument:
     def notes(self) -> Notes:
         """Which trace was replayed, which part of it, and beside what."""
         from_s, until_s = self.window_s
-        bulk = self.bulk_sha256
         return {
             "arrivals": f"{Arrivals.TRACE}:{self.sha256[: names.TRACE_DIGITS]}",
             names.TRACE_WINDOW: f"{from_s:.15g}:{'' if until_s is None else f'{until_s:.15g}'}",
             names.TRACE_TIME: self.time_factor,
             names.TRACE_LENGTHS: self.length_factor,
             names.BULK_CLIENTS: self.bulk_clients or None,
-            names.BULK_TRACE: None if bulk is None else bulk[: names.TRACE_DIGITS],
+            names.BULK_TRACE: self.bulk_sha256 and self.bulk_sha256[: names.TRACE_DIGITS],
         }
 
 
@@ -101,8 +100,7 @@ class Load:
 
     @property
     def looped(self) -> int | None:
-        """The clients that send in a closed loop, also beside a trace; None where it is not known,
-        and without one."""
+        """The clients of a closed loop, also of one beside a trace; None without one."""
         if self.trace is not None:
             return self.trace.bulk_clients
         return self.clients if self.arrivals.loop is Loop.CLOSED else None
@@ -180,12 +178,11 @@ def _of_schedule(load: Load, requests: Sequence[Interval], *, exact: bool) -> It
             yield f"arrivals is {load.arrivals}, {text}"
     if rate is None:
         return
-    if load.arrivals is Arrivals.CONSTANT and exact:
+    if load.arrivals is Arrivals.CONSTANT:
         slack_s = thresholds.ROUNDING_S + thresholds.CLOCK_RATE / rate
-        wrong = any(abs(gap - 1 / rate) > slack_s for gap in gaps)
-    elif load.arrivals is Arrivals.CONSTANT:
-        slack_s = thresholds.WINDOW_S + thresholds.WINDOW_SHARE * total
-        wrong = abs(total - count / rate) > slack_s
+        of_all_s = thresholds.WINDOW_S + thresholds.WINDOW_SHARE * total
+        each = any(abs(gap - 1 / rate) > slack_s for gap in gaps)
+        wrong = each if exact else abs(total - count / rate) > of_all_s
     elif load.arrivals in (Arrivals.POISSON, Arrivals.GAMMA):
         shape = count * (load.burstiness or 1.0)
         wrong = _log_chance(shape * total * rate / count, shape) < math.log(thresholds.UNLIKELY)

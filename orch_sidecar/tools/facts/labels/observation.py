@@ -70,10 +70,9 @@ class States:
 class RunTimes:
     """When a run was, by who made it, of states that somebody saved and put beside it.
 
-    `window_s`: see `figures`. `began_at_s`, `ended_at_s`: first arrival and last end as Unix times.
-    `local_end_s`: the end by a clock of an unknown time zone, as if it were UTC's.
-    `first_tokens_s`: the times to the first token of all its requests, together. None where that is
-    not known.
+    `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
+    the clock of an unknown time zone, as if it were UTC's. `first_tokens_s`: the times to the first
+    token of all its requests, together. None where that is not known.
     """
 
     window_s: float = 0.0
@@ -147,10 +146,10 @@ class Observation:
         """As `target`, but no more than the cache holds: what must be there, if not in a step."""
         cache = None if self.states is None else self.states.before.kv_tokens_total
         tokens = (self.input_tokens, self.output_tokens)
-        if cache is None or None in tokens or not any(tokens) or not self.answered:
+        if cache is None or None in tokens or not any(tokens):
             return self.target
-        of_one = sum(filter(None, tokens)) / self.answered  # at its end
-        return max(1.0, min(self.target, cache / of_one))
+        each = sum(filter(None, tokens)) / max(1, self.answered)  # at its end
+        return max(1.0, min(self.target, cache / each))
 
     @property
     def limited_by(self) -> str | None:

@@ -111,8 +111,7 @@ RECORDED_S: Final = Threshold(
 )
 FOLLOWED: Final = Threshold(
     0.25, "of the mean gap",
-    "a request of a Poisson process that comes this soon after an answer's end does so by chance, "
-    "which is the same at any time; a closed loop's come then",
+    "requests of a Poisson process come this soon after ends of answers by chance only",
 )  # fmt: skip
 UNLIKELY: Final = Threshold(
     1e-9, "chance", "arrivals that are rarer than this in an honest run are not believed"

@@ -1,5 +1,4 @@
 """Signed evidence of a measurement: its file, and its verification without the engine.
 
-Pure. `vllm_plugin.contracts.statement` defines what is signed, the file of trusted keys which
-signers count.
+Pure. `vllm_plugin.contracts.statement` defines what is signed.
 """

@@ -94,8 +94,7 @@ class Verifier:
         if name is not None:
             return self.evidence(name, without)
         if row.source_tag.startswith(TRACES):
-            reason = "made of traces, which have no nonce and no signed statement"
-            return Verified(Verdict.NOT_FRESH, (reason,))
+            return Verified(Verdict.NOT_FRESH, ("made of traces, which nobody signed for a nonce",))
         return Verified(Verdict.UNVERIFIED, ("the row has no evidence",))
 
     def evidence(self, name: str, row: Row | None = None) -> Verified:
