@@ -56,6 +56,12 @@ def test_answers_that_were_not_streamed_have_no_first_token() -> None:
     assert found.overlap == 1
 
 
+def test_requests_that_failed_or_were_cut_off_are_counted() -> None:
+    made = "benchmarks.0.scheduler_metrics.requests_made"
+    report = changed(CLOUD, {f"{made}.errored": 2, f"{made}.incomplete": 1})
+    assert measured(CLOUD, report).failed == 3
+
+
 def test_each_benchmark_of_a_report_is_one_run() -> None:
     report = document(HOME)
     report["benchmarks"] += document(CLOUD)["benchmarks"]
