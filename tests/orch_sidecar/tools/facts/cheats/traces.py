@@ -5,6 +5,7 @@ Here: the load, the label and the engine. `spans` has traffic that is not traced
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -30,11 +31,14 @@ from tests.orch_sidecar.tools.facts.cheats.alterations import (
 )
 
 
-def case(name: str, recording: str, alter: Alteration, reason: str) -> Cheat:
-    """A recorded scenario with altered spans, and the reason that is among the objections."""
-    return Cheat(
-        f"{name} ({recording})", {Gate.JUDGE: f"{reason}: "}, partial(said, recording, alter)
-    )
+def cases(found: Mapping[tuple[str, str], Mapping[str, Alteration]]) -> list[Cheat]:
+    """Recorded scenarios with altered spans, by the reason that is among the objections, and the
+    recording."""
+    return [
+        Cheat(f"{name} ({recording})", {Gate.JUDGE: f"{reason}: "}, partial(said, recording, alter))
+        for (reason, recording), alterations in found.items()
+        for name, alter in alterations.items()
+    ]
 
 
 def relabelled(label: str, **more: str) -> Alteration:
@@ -59,194 +63,129 @@ def waited_for_a_second(span: Span) -> Span:
     return replace(span, start_ns=span.start_ns - 10**9)
 
 
-LOAD = [
-    case("offline from a trickle", "offline", one_after_another(12, 2), "trickle"),
-    case("a trickle's batch", "offline", one_after_another(12, 2), "batch_not_full"),
-    case(
-        "a trickle whose spans claim a full batch",
-        "offline",
-        both(one_after_another(12, 2), set_to(SEQUENCE, {"orch.batch_size.max": 8})),
-        "trickle",
-    ),
-    case(
-        "offline whose last request came late",
-        "offline",
-        both(moved(1.0, only=[5]), recounted),
-        "trickle",
-    ),
-    case(
-        "offline requests that arrived at once, whose bodies came one after another",
-        "offline",
-        both(
-            *(both(moved(0.2 * n, ATTEMPT, [n]), moved(0.2 * n, SEQUENCE, [n])) for n in range(6)),
-            changed(SERVER, lambda span: replace(span, end_ns=span.end_ns + 10**9)),
-            set_to(SEQUENCE, {"orch.batch_size.max": 2}),
-            recounted,
-        ),
-        "batch_not_full",
-    ),
-    case(
-        "offline whose batch was smaller than slots and work",
-        "offline",
-        set_to(SEQUENCE, {"orch.batch_size.max": 5}),
-        "batch_not_full",
-    ),
-    case(
-        "requests for two sequences, one after another",
-        "cloud",
-        both(one_after_another(6, 0), set_to(SEQUENCE, {"orch.batch_size.max": 2})),
-        "one_by_one",
-    ),
-    case(
-        "concurrency 1 on an engine that can batch",
-        "cloud",
-        one_after_another(6, 0),
-        "never_batched",
-    ),
-    case(
-        "a request of no time that waited",
-        "home",
-        changed(SERVER, lambda span: replace(span, start_ns=0, end_ns=0), [1]),
-        "other_traffic",
-    ),
-    case("thirty alone and a pair", "cloud", one_after_another(30, 2), "mostly_alone"),
-    case(
-        "requests for four sequences one after another, and a pair",
-        "cloud",
-        both(one_after_another(6, 2), set_to(SEQUENCE, {"orch.batch_size.max": 4})),
-        "mostly_alone",
-    ),
-    case(
-        "requests for sixteen sequences one after another, and two at once",
-        "offline",
-        both(one_after_another(6, 2), set_to(SEQUENCE, {"orch.batch_size.max": 8})),
-        "mostly_alone",
-    ),
-    case(
-        "a slot that somebody else had, who left no span",
-        "home",
-        both(*(changed(name, waited_for_a_second, [0]) for name in (SERVER, WAIT))),
-        "other_traffic",
-    ),
-    case(
-        "no step with two sequences",
-        "cloud",
-        set_to(SEQUENCE, {"orch.batch_size.max": 1, "orch.batch_size.mean": 1.0}),
-        "never_batched",
-    ),
-    case(
-        "a batch above one as single_stream",
-        "home",
-        set_to(SEQUENCE, {"orch.batch_size.max": 2}, [1]),
-        "batch_above_one",
-    ),
-    case(
-        "single_stream with 8 slots",
-        "home",
-        set_to(SEQUENCE, {"orch.slots_total": 8}),
-        "wrong_slots",
-    ),
-    case("cloud with one slot", "cloud", set_to(SEQUENCE, {"orch.slots_total": 1}), "wrong_slots"),
-    case(
-        "interactive requests as offline",
-        "offline",
-        set_to(SERVER, {"orch.class": "interactive"}, [2]),
-        "online_traffic",
-    ),
-]
-
-LABELS = [
-    case("home labelled batched_online", "home", relabelled("batched_online"), "never_batched"),
-    case("home labelled offline", "home", relabelled("offline"), "wrong_slots"),
-    case("cloud labelled single_stream", "cloud", relabelled("single_stream"), "batch_above_one"),
-    case("cloud labelled offline", "cloud", relabelled("offline"), "contradiction"),
-    case(
-        "cloud labelled offline, its profile too, with interactive requests",
-        "cloud",
-        relabelled("offline", profile="offline"),
-        "online_traffic",
-    ),
-    case(
-        "a label forged by the sidecar alone",
-        "cloud",
-        set_to(SERVER, {"measurement_type": "offline"}),
-        "contradiction",
-    ),
-    case(
-        "a label forged by the engine alone",
-        "cloud",
-        set_to(SEQUENCE, {"measurement_type": "single_stream"}, [3]),
-        "contradiction",
-    ),
-    case("a label that nothing measures", "cloud", relabelled("aggregate"), "unknown_label"),
-    case(
-        "single_stream with profile=cloud",
-        "home",
-        relabelled("single_stream", profile="cloud"),
-        "contradiction",
-    ),
-    case(
-        "a profile that the engine does not run",
-        "home",
-        set_to(SERVER, {"orch.profile": "cloud"}),
-        "contradiction",
-    ),
-]
-
-ENGINE = [
-    case(
-        "an engine that was restarted",
-        "cloud",
-        set_to(SEQUENCE, {"orch.epoch": "another"}, [4, 5]),
-        "engine_changed",
-    ),
-    case("an engine clock 100 s behind", "home", moved(-100, SEQUENCE), "contradiction"),
-    case("an engine clock 2 s ahead", "cloud", moved(2, SEQUENCE), "contradiction"),
-    case(
-        "engine spans that were sampled out", "cloud", dropped(SEQUENCE, [1]), "engine_not_traced"
-    ),
-    case("no engine span at all", "home", dropped(SEQUENCE), "engine_not_traced"),
-    case("a server span that is not there yet", "home", dropped(SERVER, [2]), "not_ended"),
-    case(
-        "a request without the sidecar's engine span",
-        "home",
-        dropped(ATTEMPT, [2]),
-        "engine_not_traced",
-    ),
-    case(
-        "a sequence of another below a request's span",
-        "home",
-        nested(2, below=0),
-        "contradiction",
-    ),
-    case("a sequence that is there twice", "home", nested(1, below=1), "contradiction"),
-    case(
-        "requests of an engine that was killed",
-        "cloud",
-        both(
-            set_to(SERVER, {"orch.outcome": "engine_failed"}),
-            set_to(ATTEMPT, {"orch.outcome": "engine_failed"}),
-        ),
-        "nothing_served",
-    ),
-    case(
-        "speculative decoding in half of a run",
-        "cloud",
-        set_to(SEQUENCE, {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}, [3, 4, 5]),
-        "other_traffic",
-    ),
-    case(
-        "speculative decoding that is denied",
-        "cloud",
-        set_to(SEQUENCE, {"orch.tokens_per_step": 4}),
-        "contradiction",
-    ),
-    case(
-        "conditions that nobody states",
-        "cloud",
-        set_to(SEQUENCE, {"orch.quantization": ""}),
-        "not_counted",
-    ),
-]
-
-CHEATS = [*LOAD, *LABELS, *ENGINE]
+CHEATS = cases(
+    {
+        ("trickle", "offline"): {
+            "offline from a trickle": one_after_another(12, 2),
+            "a trickle whose spans claim a full batch": both(
+                one_after_another(12, 2), set_to(SEQUENCE, {"orch.batch_size.max": 8})
+            ),
+            "offline whose last request came late": both(moved(1.0, only=[5]), recounted),
+        },
+        ("batch_not_full", "offline"): {
+            "a trickle's batch": one_after_another(12, 2),
+            "offline requests that arrived at once, whose bodies came one after another": both(
+                *(
+                    both(moved(0.2 * n, ATTEMPT, [n]), moved(0.2 * n, SEQUENCE, [n]))
+                    for n in range(6)
+                ),
+                changed(SERVER, lambda span: replace(span, end_ns=span.end_ns + 10**9)),
+                set_to(SEQUENCE, {"orch.batch_size.max": 2}),
+                recounted,
+            ),
+            "offline whose batch was smaller than slots and work": set_to(
+                SEQUENCE, {"orch.batch_size.max": 5}
+            ),
+        },
+        ("one_by_one", "cloud"): {
+            "requests for two sequences, one after another": both(
+                one_after_another(6, 0), set_to(SEQUENCE, {"orch.batch_size.max": 2})
+            ),
+        },
+        ("never_batched", "cloud"): {
+            "concurrency 1 on an engine that can batch": one_after_another(6, 0),
+            "no step with two sequences": set_to(
+                SEQUENCE, {"orch.batch_size.max": 1, "orch.batch_size.mean": 1.0}
+            ),
+        },
+        ("other_traffic", "home"): {
+            "a request of no time that waited": changed(
+                SERVER, lambda span: replace(span, start_ns=0, end_ns=0), [1]
+            ),
+            "a slot that somebody else had, who left no span": both(
+                *(changed(name, waited_for_a_second, [0]) for name in (SERVER, WAIT))
+            ),
+        },
+        ("mostly_alone", "cloud"): {
+            "thirty alone and a pair": one_after_another(30, 2),
+            "requests for four sequences one after another, and a pair": both(
+                one_after_another(6, 2), set_to(SEQUENCE, {"orch.batch_size.max": 4})
+            ),
+        },
+        ("mostly_alone", "offline"): {
+            "requests for sixteen sequences one after another, and two at once": both(
+                one_after_another(6, 2), set_to(SEQUENCE, {"orch.batch_size.max": 8})
+            ),
+        },
+        ("batch_above_one", "home"): {
+            "a batch above one as single_stream": set_to(SEQUENCE, {"orch.batch_size.max": 2}, [1]),
+        },
+        ("wrong_slots", "home"): {
+            "single_stream with 8 slots": set_to(SEQUENCE, {"orch.slots_total": 8}),
+            "home labelled offline": relabelled("offline"),
+        },
+        ("wrong_slots", "cloud"): {
+            "cloud with one slot": set_to(SEQUENCE, {"orch.slots_total": 1}),
+        },
+        ("online_traffic", "offline"): {
+            "interactive requests as offline": set_to(SERVER, {"orch.class": "interactive"}, [2]),
+        },
+        ("never_batched", "home"): {
+            "home labelled batched_online": relabelled("batched_online"),
+        },
+        ("batch_above_one", "cloud"): {
+            "cloud labelled single_stream": relabelled("single_stream"),
+        },
+        ("contradiction", "cloud"): {
+            "cloud labelled offline": relabelled("offline"),
+            "a label forged by the sidecar alone": set_to(SERVER, {"measurement_type": "offline"}),
+            "a label forged by the engine alone": set_to(
+                SEQUENCE, {"measurement_type": "single_stream"}, [3]
+            ),
+            "an engine clock 2 s ahead": moved(2, SEQUENCE),
+            "speculative decoding that is denied": set_to(SEQUENCE, {"orch.tokens_per_step": 4}),
+        },
+        ("online_traffic", "cloud"): {
+            "cloud labelled offline, its profile too, with interactive requests": relabelled(
+                "offline", profile="offline"
+            ),
+        },
+        ("unknown_label", "cloud"): {
+            "a label that nothing measures": relabelled("aggregate"),
+        },
+        ("contradiction", "home"): {
+            "single_stream with profile=cloud": relabelled("single_stream", profile="cloud"),
+            "a profile that the engine does not run": set_to(SERVER, {"orch.profile": "cloud"}),
+            "an engine clock 100 s behind": moved(-100, SEQUENCE),
+            "a sequence of another below a request's span": nested(2, below=0),
+            "a sequence that is there twice": nested(1, below=1),
+        },
+        ("engine_changed", "cloud"): {
+            "an engine that was restarted": set_to(SEQUENCE, {"orch.epoch": "another"}, [4, 5]),
+        },
+        ("engine_not_traced", "cloud"): {
+            "engine spans that were sampled out": dropped(SEQUENCE, [1]),
+        },
+        ("engine_not_traced", "home"): {
+            "no engine span at all": dropped(SEQUENCE),
+            "a request without the sidecar's engine span": dropped(ATTEMPT, [2]),
+        },
+        ("not_ended", "home"): {
+            "a server span that is not there yet": dropped(SERVER, [2]),
+        },
+        ("nothing_served", "cloud"): {
+            "requests of an engine that was killed": both(
+                set_to(SERVER, {"orch.outcome": "engine_failed"}),
+                set_to(ATTEMPT, {"orch.outcome": "engine_failed"}),
+            ),
+        },
+        ("other_traffic", "cloud"): {
+            "speculative decoding in half of a run": set_to(
+                SEQUENCE, {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}, [3, 4, 5]
+            ),
+        },
+        ("not_counted", "cloud"): {
+            "conditions that nobody states": set_to(SEQUENCE, {"orch.quantization": ""}),
+        },
+    }
+)
