@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from string import ascii_lowercase
@@ -15,7 +15,7 @@ from orch_sidecar.api.refusal import error_text
 from orch_sidecar.tools.bench.load.call import Call, Fate, shown
 from orch_sidecar.tools.bench.load.endpoint import Capabilities, Endpoint, EndpointError
 from orch_sidecar.tools.facts.labels.documents import parse_json
-from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 
 _TIMEOUT_S: Final = 10.0
 _PATH: Final = "/v1/capabilities"
@@ -153,23 +153,29 @@ async def wait_until_idle(
             return replace(found, idle=idle)
 
 
-async def accepted_of_others(endpoint: Endpoint, since: Snapshot, sent: Callable[[], int]) -> int:
-    """Returns how many requests of others the engine has accepted, once there are any.
+async def accepted_of_others(
+    endpoint: Endpoint, since: Capabilities | None, calls: Sequence[Call]
+) -> int:
+    """Returns how many requests of others the engine has accepted, once there are any; never where
+    `since` is None, as it does not report.
 
-    `sent`: returns how many requests of this run may have reached it by now. The engine counted a
-    moment ago, so fewer than were sent since then do not show yet. One that cannot be asked, or was
-    restarted, shows none, either: the states at the end of the run tell.
+    `calls`: of this run, as they are made. The engine counted a moment ago, so fewer than were sent
+    since then do not show yet. One that cannot be asked, or was restarted, shows none, either: the
+    states at the end of the run tell.
     """
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
-        busy_s: float | None = None
+        if since is None:
+            continue
+        begun, busy_s = since.snapshot, None
         for _ in range(24):  # until a new report, when least was sent since it was made
             try:
                 found = (await engine_at(endpoint)).snapshot
             except EndpointError:  # at the end it is an objection, should it last
                 break
-            others = found.requests_total - since.requests_total - sent()
-            if found.epoch == since.epoch and others > 0:
+            own = sum(call.reached for call in calls)
+            others = found.requests_total - begun.requests_total - own
+            if found.epoch == begun.epoch and others > 0:
                 return others
             if busy_s not in (None, found.busy_s):
                 break

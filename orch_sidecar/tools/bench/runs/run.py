@@ -150,13 +150,10 @@ async def _warm_up(plan: Plan, first: Capabilities | None) -> Capabilities | Non
 
 async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
     """Sends the requests, until others send one or the user ends it. `due_s`: of the schedule."""
-    plan, before, scenario = record.plan, record.before, record.plan.scenario
+    plan, scenario = record.plan, record.plan.scenario
     # After which the run ends.
     least_requests = len(due_s) or scenario.least_requests
     least_s = due_s[-1] if due_s else scenario.least_seconds
-
-    def reached() -> int:
-        return sum(call.reached for call in load.calls)
 
     def show() -> None:
         over = load.now() / least_s if least_s else 1.0
@@ -171,13 +168,10 @@ async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
         if scenario.arrivals is Arrivals.AT_ONCE:  # built before they are due
             requests = iter(list(islice(requests, least_requests + 1)))
         work = loadgen.work(load, requests) if loadgen else _work_of(plan, load, requests, due_s)
+        watch = capabilities.accepted_of_others(plan.endpoint, record.before, load.calls)
         try:
             with driver.interruptible():
-                if before is None:
-                    await load.run(work)
-                else:
-                    watch = capabilities.accepted_of_others(plan.endpoint, before.snapshot, reached)
-                    others = await driver.until_seen(load.run(work), watch)
+                others = await driver.until_seen(load.run(work), watch)
         except driver.Interrupted:
             record.stopped = True
     if others is not None:
@@ -218,15 +212,10 @@ def _requests(
         prompts = ((each, service_class) for each in plan.prompts(scenario.seed))
     for prompt, service_class in prompts:
         own = {} if service_class is None else {str(headers.X_ORCH_CLASS): service_class.value}
-        salt, ignore_eos = scenario.cache_salt, plan.ignore_eos
-        yield Request(
-            plan.endpoint.message(
-                prompt.path, body(prompt, plan.model, ignore_eos=ignore_eos, salt=salt), own
-            ),
-            prompt.input_tokens,
-            prompt.output_tokens if ignore_eos else None,
-            service_class,
-        )
+        written = body(prompt, plan.model, ignore_eos=plan.ignore_eos, salt=scenario.cache_salt)
+        message = plan.endpoint.message(prompt.path, written, own)
+        output_tokens = prompt.output_tokens if plan.ignore_eos else None
+        yield Request(message, prompt.input_tokens, output_tokens, service_class)
 
 
 async def _read_afterwards(record: RunRecord) -> None:
