@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
@@ -39,7 +38,6 @@ from orch_sidecar.tools.bench.load import prompts
 from orch_sidecar.tools.bench.load.capabilities import served_model, vocabulary
 from orch_sidecar.tools.bench.load.driver import cancelled_by_signals
 from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint
-from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.bench.load.scenario import Plan, Scenario, replaying
 from orch_sidecar.tools.bench.report.run import LABELS
 from orch_sidecar.tools.bench.reports import add_commands, add_report, check_files, report
@@ -307,7 +305,6 @@ async def plan_of(options: argparse.Namespace) -> Plan:
     trace, ids = scenario.trace, tuple[int, ...]()
     if options.prompts is None or trace is not None:
         ids = await vocabulary(endpoint, model)
-    made: Callable[[int], Iterator[Prompt]]
     if options.prompts is not None:
         read = prompts.from_file(options.prompts, options.output_tokens, options.seed)
         made, text = partial(prompts.cycle, read), f"{len(read)} of the file {options.prompts.name}"

@@ -115,10 +115,9 @@ def tokens(completed: Iterable[CompletedRequest]) -> Iterator[Amount]:
 class Times:
     """A kind of time, in milliseconds of each request that has it, in the order of arrival.
 
-    `name`: its abbreviation; `title`: in words. `bound_ms`: of the SLO, None without one.
+    `title`: its name in words. `bound_ms`: of the SLO, None without one.
     """
 
-    name: str
     title: str
     values: Sequence[float]
     bound_ms: float | None = None
@@ -227,10 +226,10 @@ def measures_of(result: Result) -> dict[str, Measure]:
         add("within the SLO", _SHARE, of_sections(met, fmean))
         if met:
             add("goodput", "requests/s", _rate(made, _ends(answers(compress(calls, met)))))
-    for times in times_of(result):
+    for name, times in times_of(result).items():
         for at, p in percentiles_of(len(times.values)).items():
             early = publication.estimate(sorted(times.values), p)
-            add(f"{times.name} {at}", _TIME, of_percentile(times.values, p), early)
+            add(f"{name} {at}", _TIME, of_percentile(times.values, p), early)
     if result.measurement_type is not Label.OFFLINE:
         rates = [each.output_tokens / each.latency_s for each in made if each.latency_s]
         add("per stream p50", "tokens/s", of_percentile(rates, 50.0))  # what one user gets
@@ -242,19 +241,20 @@ def percentiles_of(count: int) -> dict[str, float]:
     return {f"p{p}": p for p in PERCENTILES if p <= 50 or count * (100 - p) >= 100}
 
 
-def times_of(result: Result) -> list[Times]:
-    """Returns the times of answers; none of an offline run, where all wait for all."""
+def times_of(result: Result) -> dict[str, Times]:
+    """Returns the times of answers by their abbreviations; none of an offline run, where all wait
+    for all."""
     if result.measurement_type is Label.OFFLINE:
-        return []
-    calls, found = waited_for(result.calls, result.scenario), []
+        return {}
+    calls, found = waited_for(result.calls, result.scenario), dict[str, Times]()
     for name, text in SLO_TIMES.items():
         known = (each.times_s[name] for each in answers(calls))
         values = [1000 * each_s for each_s in known if each_s is not None]
         short = name if name == "latency" else name.upper()
-        found.append(Times(short, text.capitalize(), values, result.scenario.slo_ms.get(name)))
+        found[short] = Times(text.capitalize(), values, result.scenario.slo_ms.get(name))
     waits = [each.queue_ms for each in calls if each.served and each.queue_ms is not None]
-    found.append(Times("wait", "Wait for a slot, by the sidecar's report", waits))
-    return [times for times in found if times.values]
+    found["wait"] = Times("Wait for a slot, by the sidecar's report", waits)
+    return {name: times for name, times in found.items() if times.values}
 
 
 def _rate(made: Sequence[CompletedRequest], amounts: Iterable[Amount]) -> Estimate | None:

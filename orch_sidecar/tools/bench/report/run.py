@@ -95,7 +95,7 @@ def run_report(result: Result) -> Page:
     _figures(page, result)
     page.section("What was measured, and how")
     conditions(page, result)
-    page.charts((distribution([times]) for times in measures.times_of(result)), "Distributions")
+    page.charts(map(distribution, measures.times_of(result).values()), "Distributions")
     page.charts(over_time(result), "Over time")
     page.charts(steps_by_batch(result), "Batches")
     if result.trials:
@@ -202,7 +202,7 @@ def _outcomes(page: Page, result: Result) -> None:
     page.list(lines)
 
 
-def distribution(runs: Sequence[measures.Times]) -> Chart:
+def distribution(*runs: measures.Times) -> Chart:
     """Returns the share of the requests up to each time, of one run with its percentiles, or of
     runs side by side; with the bound of the SLO.
 
@@ -327,9 +327,9 @@ def compare_report(before: Result, after: Result) -> Page:
         "A change is shown only where its interval does not contain 0. Two runs of the same system "
         "may differ by more than that: repeat both, in turns, before you decide on a small change."
     )
-    others = {each.name: each for each in measures.times_of(after)}
-    pairs = ((each, others.get(each.name)) for each in measures.times_of(before))
-    page.charts((distribution([one, other]) for one, other in pairs if other), "Distributions")
+    times, others = measures.times_of(before), measures.times_of(after)
+    both = (distribution(each, others[name]) for name, each in times.items() if name in others)
+    page.charts(both, "Distributions")
     page.section("All conditions of a")
     conditions(page, before)
     page.remark(f"a: result {before.id}. b: result {after.id}.")
