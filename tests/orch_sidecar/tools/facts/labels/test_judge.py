@@ -1,4 +1,4 @@
-"""Whether a label was earned, and the reasons if not."""
+"""Whether a label was earned, and the reasons if not; whether saved states are of a run's time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from orch_sidecar.tools.facts.labels import judge as judging
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.judge import cannot_earn
-from orch_sidecar.tools.facts.labels.observation import States, observed
+from orch_sidecar.tools.facts.labels.judge import Reason, cannot_earn
+from orch_sidecar.tools.facts.labels.observation import RunTimes, States, observed
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.publication import shortfalls
 from orch_sidecar.tools.facts.tables.row import Label
@@ -22,27 +22,23 @@ BATCHED = {"1": [10, 0.1], "4": [25, 0.5], "6": [10, 0.3]}
 
 
 def judge(
-    label: Label, before: Snapshot, after: Snapshot, own: dict[str, Any], **more: Any
-) -> list[str]:
+    label: Label, before: Snapshot, after: Snapshot, own: dict[str, Any] = OWN, **more: Any
+) -> str:
     seen = observed(label, States(before, after), **own, **more)
-    return [each.detail for each in judging.judge(seen)]
+    return "; ".join(each.detail for each in judging.judge(seen))
 
 
-def objections(label: Label, engine: Snapshot) -> list[str]:
-    return [each.detail for each in cannot_earn(label, engine)]
-
-
-def reasons_of(label: Label, before: Any, after: Any, own: dict[str, Any] = OWN) -> str:
-    return "; ".join(judge(label, before, after, own))
+def objections(label: Label, engine: Snapshot) -> str:
+    return "; ".join(each.detail for each in cannot_earn(label, engine))
 
 
 def test_single_stream_is_earned_on_one_slot_and_one_at_a_time() -> None:
-    assert judge(SINGLE, home(), home(requests_total=110, steps_by_batch=ONE_BY_ONE), OWN) == []
+    assert judge(SINGLE, home(), home(requests_total=110, steps_by_batch=ONE_BY_ONE)) == ""
 
 
 def test_batched_online_is_earned_by_steps_of_more_than_one() -> None:
     after = snapshot(requests_total=110, steps_by_batch=BATCHED)
-    assert judge(ONLINE, snapshot(), after, OWN) == []
+    assert judge(ONLINE, snapshot(), after) == ""
     found = States(snapshot(), after).batches
     assert (found.steps, found.largest) == (30, 6)
     assert found.mean == pytest.approx((20 * 4 + 10 * 6) / 30)
@@ -56,35 +52,31 @@ def test_offline_is_earned_alone_on_an_offline_engine() -> None:
         requests_total=110,
         steps_by_batch=BATCHED | {"8": [10, 0.3]},
     )
-    assert judge(OFFLINE, before, after, OWN) == []
+    assert judge(OFFLINE, before, after) == ""
     crowded = OWN | {"sent": 9, "answered": 9}
-    assert (
-        "the engine accepted 10 requests in the window, but this measurement sent 9"
-        in reasons_of(OFFLINE, before, after, crowded)
+    assert "the engine accepted 10 requests in the window, but this measurement sent 9" in judge(
+        OFFLINE, before, after, crowded
     )
 
 
-@pytest.mark.parametrize("label", [SINGLE, OFFLINE])
-def test_label_that_the_pool_does_not_have_is_an_objection(
-    label: Label,
-) -> None:
-    assert f"a measurement of it cannot be {label}" in "; ".join(objections(label, snapshot()))
-    assert objections(ONLINE, snapshot()) == []
-    assert objections(SINGLE, home()) == []
+def test_label_that_the_pool_does_not_have_is_an_objection() -> None:
+    for label in (SINGLE, OFFLINE):
+        assert f"a measurement of it cannot be {label}" in objections(label, snapshot())
+    assert objections(ONLINE, snapshot()) == objections(SINGLE, home()) == ""
 
 
 def test_slots_must_fit_the_label() -> None:
-    assert "one slot, this one has 2" in "; ".join(objections(SINGLE, home(slots_total=2)))
-    assert "more than one slot" in "; ".join(objections(ONLINE, snapshot(slots_total=1)))
+    assert "one slot, this one has 2" in objections(SINGLE, home(slots_total=2))
+    assert "more than one slot" in objections(ONLINE, snapshot(slots_total=1))
 
 
 def test_more_decoded_than_received_means_other_clients() -> None:
     """20 steps of four and 10 of six: at least 140 tokens."""
     after = snapshot(requests_total=110, steps_by_batch=BATCHED)
-    assert judge(ONLINE, snapshot(), after, OWN | {"output_tokens": 140}) == []
-    assert judge(ONLINE, snapshot(), after, OWN) == []
-    [expected] = judge(ONLINE, snapshot(), after, OWN | {"output_tokens": 139})
-    assert expected.startswith("the engine decoded at least 140 tokens in the window, of which at")
+    assert judge(ONLINE, snapshot(), after, OWN | {"output_tokens": 140}) == ""
+    assert judge(ONLINE, snapshot(), after) == ""
+    found = judge(ONLINE, snapshot(), after, OWN | {"output_tokens": 139})
+    assert found.startswith("the engine decoded at least 140 tokens in the window, of which at")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -93,12 +85,12 @@ def test_sequences_in_the_engine_at_either_end_are_detected(when: str) -> None:
     before = snapshot(**counts.get("before", {}))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, **counts.get("after", {}))
     expected = f"foreign sequences in the engine {when} the measurement: 1, of its own sidecar: 2"
-    assert reasons_of(ONLINE, before, after) == expected
+    assert judge(ONLINE, before, after) == expected
 
 
 def test_window_without_a_decode_step_is_invalid() -> None:
     after = snapshot(requests_total=110)
-    assert "no decode step" in reasons_of(ONLINE, snapshot(), after)
+    assert "no decode step" in judge(ONLINE, snapshot(), after)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +129,50 @@ def test_one_overlap_earns_no_batched_label(
     own = {"profile": "offline", "measurement_type": "offline"} if label is OFFLINE else {}
     after = snapshot(requests_total=100 + len(requests), steps_by_batch=steps, **own)
     counts = {"sent": len(requests), "answered": len(requests)}
-    found = "; ".join(judge(label, snapshot(**own), after, counts, in_flight=requests))
+    found = judge(label, snapshot(**own), after, counts, in_flight=requests)
     assert "of the decode steps, or of their time, had sequences of several requests" in found
 
 
 def test_steps_count_where_nobody_knows_when_requests_were_in_flight() -> None:
     steps = {"1": [110, 3.1], "2": [60, 0.1], "4": [5, 0.1]}
     after = snapshot(requests_total=110, steps_by_batch=steps)
-    assert "38% of the decode steps" in "; ".join(judge(ONLINE, snapshot(), after, OWN))
+    assert "38% of the decode steps" in judge(ONLINE, snapshot(), after)
     shared = snapshot(requests_total=110, steps_by_batch=steps | {"2": [100, 0.1]})
-    assert judge(ONLINE, snapshot(), shared, OWN) == []
+    assert judge(ONLINE, snapshot(), shared) == ""
+
+
+NOON_S = 1795262400.0  # 2026-11-21T12:00:00Z
+# A run of 20 s, during which the engine was busy for 19.
+RUN: dict[str, Any] = {"window_s": 20.0, "began_at_s": NOON_S + 2.0, "ended_at_s": NOON_S + 22.0}
+
+
+def judged(run: dict[str, Any], **before: Any) -> str:
+    first = snapshot(**{"busy_seconds_total": 1.0, "observed_at": "2026-11-21T12:00:00Z"} | before)
+    last = snapshot(busy_seconds_total=20.0, observed_at="2026-11-21T12:00:25Z")
+    own: dict[str, Any] = {"sent": 20, "answered": 20, "times": RunTimes(**RUN | run)}
+    found = judging.judge(observed(ONLINE, States(first, last), **own))
+    return "; ".join(each.detail for each in found if each.reason is Reason.OTHER_TIME)
+
+
+def test_states_from_before_and_after_the_run_are_fresh() -> None:
+    assert judged({}) == ""
+
+
+@pytest.mark.parametrize("zone_s", [0, 3600, -5 * 3600, 19800, 50400])
+def test_local_end_is_compared_in_every_time_zone(zone_s: int) -> None:
+    unknown = {"began_at_s": None, "ended_at_s": None}
+    assert judged(unknown | {"local_end_s": NOON_S + 23.0 + zone_s}) == ""
+    for later_s in (200.0, 86400 + 23.0):
+        found = judged(unknown | {"local_end_s": NOON_S + later_s + zone_s})
+        assert "in some time zone" in found
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        ({"age_ms": 5_000}, "the state before the run was 5000 ms old"),
+        ({"state": "draining"}, "the engine was draining before the run"),
+    ],
+)
+def test_state_before_of_another_time_is_named(states: dict[str, Any], reason: str) -> None:
+    assert reason in judged({}, **states)

@@ -33,7 +33,6 @@ from orch_sidecar.tools.facts.signing.files import (
 from orch_sidecar.tools.facts.signing.verdict import Verified, Verifier
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes, parse_notes
-from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin.contracts import statement
 from vllm_plugin.contracts.lease_protocol import timestamp
@@ -256,10 +255,6 @@ def evidence_and_row(signed: Signed, row: Row | None = None) -> tuple[bytes, Row
     """The bytes of an evidence file, and the row that names it."""
     row = row_of() if row is None else row
     return evidence_of(signed, row, result_of(row))
-
-
-def fields_of(row: Row) -> tuple[str, ...]:
-    return row_fields(row)
 
 
 def verified(

@@ -143,34 +143,23 @@ def test_digest_that_changed_is_rejected_and_one_that_came_late_is_not() -> None
         prove(engine.signed(first, engine.ask(since=2)), {})
 
 
-def test_forger_cannot_use_the_certificate_of_an_engine() -> None:
-    operator = Operator()
-    signed = SigningEngine(operator).measure()
-    forged = SigningEngine().measure()
-    with pytest.raises(ValueError, match="the certificate is of another key"):
-        prove(changed(forged, certificate=signed.certificate), operator.trusted())
-
-
-def test_forger_cannot_sign_for_an_engine() -> None:
+def test_forger_cannot_sign_for_an_engine_nor_use_a_certificate() -> None:
     operator, forger = Operator(), Ed25519PrivateKey.generate()
-    signed = SigningEngine(operator).measure()
+    signed, trusted = SigningEngine(operator).measure(), operator.trusted()
+    with pytest.raises(ValueError, match="the certificate is of another key"):
+        prove(changed(SigningEngine().measure(), certificate=signed.certificate), trusted)
     theirs = resigned(signed.after, lambda content: None, forger)
     with pytest.raises(ValueError, match="the statement after is signed by the key"):
-        prove(changed(signed, after=theirs), operator.trusted())
+        prove(changed(signed, after=theirs), trusted)
     theirs["signatures"][0]["keyid"] = signed.after["signatures"][0]["keyid"]
     with pytest.raises(ValueError, match="the signature does not match"):
-        prove(changed(signed, after=theirs), operator.trusted())
-
-
-def test_certificate_of_another_operator_with_a_trusted_id_is_rejected() -> None:
-    operator = Operator()
-    signed = SigningEngine(Operator()).measure()
-    assert signed.certificate is not None
-    own = SigningEngine(operator).key.certificate
+        prove(changed(signed, after=theirs), trusted)
+    own, other = signed.certificate, SigningEngine(Operator()).measure()
     assert own is not None
-    borrowed = {**signed.certificate, "signatures": own["signatures"]}
+    assert other.certificate is not None
+    borrowed = {**other.certificate, "signatures": own["signatures"]}
     with pytest.raises(ValueError, match="the certificate: the signature does not match"):
-        prove(changed(signed, certificate=borrowed), operator.trusted())
+        prove(changed(other, certificate=borrowed), trusted)
 
 
 def test_restarted_engine_has_another_epoch() -> None:
@@ -188,30 +177,26 @@ def test_restarted_engine_has_another_epoch() -> None:
         prove(changed(signed, after=after), {})
 
 
-def test_certificate_that_has_expired_is_rejected() -> None:
+@pytest.mark.parametrize(
+    ("waited_days", "key", "reason"),
+    [
+        (CERTIFICATE_DAYS + 1, {}, "the certificate was not valid at the time"),
+        # A key that is retired while the engine runs vouches no longer.
+        (3, {"days": 2}, "the key lab was not valid at the time of the statements"),
+        (0, {"from_s": BEGIN_S - 2 * DAY_S, "days": 1}, "issued when the key lab was not valid"),
+        (0, {"from_s": BEGIN_S + 1}, "issued when the key lab was not valid"),
+    ],
+)
+def test_key_vouches_only_while_it_and_its_certificate_are_valid(
+    waited_days: float, key: dict[str, float], reason: str
+) -> None:
     operator = Operator()
     engine = SigningEngine(operator)
-    engine.wait((CERTIFICATE_DAYS + 1) * DAY_S)
-    with pytest.raises(ValueError, match="the certificate was not valid at the time"):
-        prove(engine.measure(), operator.trusted())
-
-
-def test_retired_key_still_vouches_for_what_it_certified_before() -> None:
-    operator = Operator()
-    signed = SigningEngine(operator).measure()
-    assert prove(signed, operator.trusted(days=2)).signer == "lab"
-    with pytest.raises(ValueError, match="issued when the key lab was not valid"):
-        prove(signed, operator.trusted(from_s=BEGIN_S - 2 * DAY_S, days=1))
-    with pytest.raises(ValueError, match="issued when the key lab was not valid"):
-        prove(signed, operator.trusted(from_s=BEGIN_S + 1))
-
-
-def test_key_that_is_retired_while_the_engine_runs_vouches_no_longer() -> None:
-    operator = Operator()
-    engine = SigningEngine(operator)
-    engine.wait(3 * DAY_S)
-    with pytest.raises(ValueError, match="the key lab was not valid at the time of the statements"):
-        prove(engine.measure(), operator.trusted(days=2))
+    engine.wait(waited_days * DAY_S)
+    with pytest.raises(ValueError, match=reason):
+        prove(engine.measure(), operator.trusted(**key))
+    certified = SigningEngine(operator).measure()
+    assert prove(certified, operator.trusted(days=2)).signer == "lab", "before it was retired"
 
 
 def test_statement_contains_no_id_of_a_client() -> None:

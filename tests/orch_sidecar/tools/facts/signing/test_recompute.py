@@ -154,6 +154,17 @@ def test_requests_of_others_are_no_failed_ones() -> None:
     assert "have 18 generated tokens, the engine's finished sequences 36: it served others" in found
 
 
+def test_others_in_the_engine_in_the_window_and_after_it_are_found() -> None:
+    engine = SigningEngine()
+    before = engine.ask()
+    engine.decode(3, 6)
+    engine.decode(1, 2)
+    engine.engine_state.enter(None)
+    found = "; ".join(reasons(engine.signed(before, engine.ask(since=1)), row_of()))
+    assert "foreign sequences in the engine after the measurement: 1" in found
+    assert "the engine served other clients, too" in found
+
+
 def test_requests_of_one_id_prove_no_lengths() -> None:
     engine = SigningEngine()
     signed = engine.measure()

@@ -29,7 +29,7 @@ from orch_sidecar.tools.facts.signing.verdict import (
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED, SETTING_NAMES
 from orch_sidecar.tools.facts.tables.row import Row, format_notes, parse_notes
-from orch_sidecar.tools.facts.tables.table import LocatedRow, check, valid_rows
+from orch_sidecar.tools.facts.tables.table import LocatedRow, check, row_fields, valid_rows
 from tests.fuzz import examples
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
@@ -40,7 +40,6 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     Operator,
     SigningEngine,
     evidence_and_row,
-    fields_of,
     result_of,
     row_of,
     verified,
@@ -54,7 +53,7 @@ SETTINGS = [
 
 def located(*rows: Row) -> list[LocatedRow]:
     """The rows of a table; one that `check` refuses is a mistake of the test."""
-    made = table(*map(fields_of, rows))
+    made = table(*map(row_fields, rows))
     assert check(made) == []
     return valid_rows(made)
 
@@ -230,33 +229,13 @@ def test_row_that_was_edited_in_the_table_fails(operator: Operator, edit: dict[s
     assert ", the evidence gives " in found.reasons[0]
 
 
-def test_requests_of_another_client_in_the_window_fail(operator: Operator) -> None:
-    engine = SigningEngine(operator)
-    before = engine.ask()
-    engine.decode(3, 6)
-    engine.decode(1, 2)
-    signed = engine.signed(before, engine.ask(since=1))
-    found = verdict_of(signed, row_of(), operator.trusted())
-    assert found.verdict is Verdict.FAILED
-    assert "the engine served other clients, too" in "; ".join(found.reasons)
-
-
-def test_engine_that_was_not_idle_at_the_end_fails(operator: Operator) -> None:
-    engine = SigningEngine(operator)
-    before = engine.ask()
-    engine.decode(3, 6)
-    engine.engine_state.enter(None)
-    found = verdict_of(engine.signed(before, engine.ask(since=1)), row_of(), operator.trusted())
-    assert "foreign sequences in the engine after the measurement: 1, of" in found.reasons[0]
-
-
 def test_evidence_of_one_run_makes_one_row(operator: Operator) -> None:
     signed = SigningEngine(operator).measure()
     made = [
         evidence_of(signed, row_of(), result_of(row_of())),
         evidence_of(signed, row_of(), result_of(row_of()) | {"again": True}),
     ]
-    rows = valid_rows(table(*(fields_of(row) for _, row in made)))
+    rows = valid_rows(table(*(row_fields(row) for _, row in made)))
     contents = {digest(content): content for content, _ in made}
     found = verdicts(rows, contents, operator.trusted())
     assert [each.verdict for each in found] == [Verdict.VERIFIED, Verdict.FAILED]
