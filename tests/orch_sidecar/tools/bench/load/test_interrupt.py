@@ -30,6 +30,10 @@ async def seen() -> int:
     return 7
 
 
+async def failing() -> None:
+    raise asyncio.QueueEmpty
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_each_signal_ends_what_can_be_interrupted_and_lets_it_clean_up(
     number: signal.Signals,
@@ -51,22 +55,13 @@ async def test_signals_are_python_s_own_again_afterwards() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def failing() -> None:
-    raise KeyError("x")
-
-
-async def test_work_is_done_until_something_is_seen_and_has_ended_then() -> None:
+async def test_work_is_done_until_something_is_seen_and_the_first_to_end_ends_both() -> None:
     ended: list[bool] = []
     assert await until_seen(endless(ended), seen()) == 7
-    assert ended == [True]
-
-
-async def test_work_that_ends_first_ends_the_watch_and_its_error_is_raised() -> None:
-    ended: list[bool] = []
     await until_seen(asyncio.sleep(0), endless(ended))
-    with pytest.raises(KeyError):
+    with pytest.raises(asyncio.QueueEmpty):
         await until_seen(failing(), endless(ended))
-    assert ended == [True] * 2
+    assert ended == [True] * 3
 
 
 async def test_cancellation_ends_both() -> None:
