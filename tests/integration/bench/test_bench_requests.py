@@ -167,21 +167,21 @@ async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("answer", "kind", "why"),
     [
-        ({"tokens": [*range(15)] * 3}, "has 15 ids for all pairs of letters instead of 16"),
-        ({"tokens": [*range(30), "a"]}, "returned no list of token ids"),
-        ({"tokens": [*range(30), -1]}, "returned no list of token ids"),
-        ({"tokens": [*range(30), True]}, "returned no list of token ids"),
-        ({"ids": [1]}, "returned no list of token ids"),
-        (None, "does not exist"),
+        ({"tokens": [*range(15)] * 3}, ValueError, "have 15 valid token ids"),
+        ({"tokens": [*range(30), "a"]}, ValueError, "have 0 valid token ids"),
+        ({"tokens": [*range(30), -1]}, ValueError, "have 0 valid token ids"),
+        ({"tokens": [*range(30), True]}, ValueError, "have 0 valid token ids"),
+        ({"ids": [1]}, EndpointError, "/tokenize returned no list of tokens"),
+        (None, EndpointError, "/tokenize does not exist"),
     ],
 )
 async def test_tokenizer_that_has_no_prompts_for_us_is_named(
-    engine: ScriptedEngine, answer: Any, why: str
+    engine: ScriptedEngine, answer: Any, kind: type[Exception], why: str
 ) -> None:
     engine.pages["/tokenize"] = lambda page: page.json(answer, 200 if answer else 404)
-    with pytest.raises(EndpointError, match=f"/tokenize {why}.*, give --prompts"):
+    with pytest.raises(kind, match=f"{why}.*, give --prompts"):
         await vocabulary(Endpoint.of(engine.url), "tiny")
 
 

@@ -108,22 +108,22 @@ async def served_model(endpoint: Endpoint) -> str:
 async def vocabulary(endpoint: Endpoint, model: str) -> tuple[int, ...]:
     """Returns ordinary token ids of a model, ascending, by vLLM's `/tokenize`: LEAST_IDS at least.
 
-    Raises EndpointError.
+    Raises EndpointError, and ValueError for other ids and for too few.
     """
     query = {"model": model, "prompt": _PAIRS, "add_special_tokens": False}
+    rule = f"synthetic prompts need {LEAST_IDS} token ids at least, give --prompts"
     match await fetch_json(endpoint, "/tokenize", query):
-        case {"tokens": [*tokens]} if all(type(each) is int and each >= 0 for each in tokens):
-            ids = tuple(sorted(set(tokens)))
-            if len(ids) >= LEAST_IDS:
-                return ids
-            why = f"has {len(ids)} ids for all pairs of letters instead of {LEAST_IDS} at least"
+        case {"tokens": [*tokens]}:
+            valid = all(type(each) is int and each >= 0 for each in tokens)
+            ids = tuple(sorted(set(tokens))) if valid else ()
+            if len(ids) < LEAST_IDS:
+                raise ValueError(f"all pairs of letters have {len(ids)} valid token ids: {rule}")
+            return ids
         case None:
             why = "does not exist"
         case _:
-            why = "returned no list of token ids"
-    raise EndpointError(
-        f"{endpoint.url}/tokenize {why}: synthetic prompts need its token ids, give --prompts"
-    )
+            why = "returned no list of tokens"
+    raise EndpointError(f"{endpoint.url}/tokenize {why}: {rule}")
 
 
 async def wait_until_idle(
