@@ -48,7 +48,6 @@ _STYLE: Final[dict[str, Any]] = {
     "text.color": _INK,
     "axes.axisbelow": True,
     "axes.edgecolor": _SOFT,
-    "axes.facecolor": "none",
     "axes.grid": True,
     "axes.labelcolor": _SOFT,
     "axes.spines.right": False,
@@ -57,9 +56,6 @@ _STYLE: Final[dict[str, Any]] = {
     "grid.linewidth": 0.7,
     "legend.frameon": False,
     "legend.handlelength": 3.2,
-    "patch.edgecolor": _PAPER,
-    "patch.force_edgecolor": True,
-    "patch.linewidth": 0.5,
     "savefig.bbox": "tight",
     "savefig.dpi": 150,
     "xtick.color": _SOFT,
@@ -157,6 +153,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
         named.append((draw(mark.at, linestyle=style, color=color, linewidth=1.1), mark.name))
     _scale(axes, "x", chart.x)
     _scale(axes, "y", chart.y)
+    axes.minorticks_off()
     _add_letters(axes, chart.series)
     if named:
         short = all(len(name) <= _SHORT_CHARACTERS for _, name in named)
@@ -207,7 +204,7 @@ def _add_letters(axes: Axes, series: Sequence[Series]) -> None:
 
 def _scale(axes: Axes, name: str, axis: Axis) -> None:
     """Sets the ends and the ticks of the axis x or y."""
-    from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import Locator, LogLocator, MaxNLocator
 
     which = axes.xaxis if name == "x" else axes.yaxis
     low, high = axis.low or 0.0, axis.high
@@ -221,7 +218,6 @@ def _scale(axes: Axes, name: str, axis: Axis) -> None:
         locator = LogLocator(base=2.0) if axis.whole else LogLocator(subs=few)
     axes.set(**{f"{name}lim": (low, high), f"{name}label": _wrapped(axis.label, 99)})
     which.set_major_locator(locator)
-    which.set_minor_locator(NullLocator())
     which.set_major_formatter("{x:,.10g}")
 
 

@@ -13,7 +13,6 @@ from typing import Final
 from xml.etree.ElementTree import Element, tostring
 
 NONE = "-"
-_GIB = 2**30
 
 
 def number_text(value: float | None) -> str:
@@ -36,7 +35,7 @@ def value_text(name: str, value: object) -> str:
     if isinstance(value, list | tuple):
         return "; ".join(value_text(name, each) for each in value)
     if name.endswith("_bytes") and isinstance(value, int):
-        return f"{value / _GIB:.2f} GiB"
+        return f"{value / 2**30:.2f} GiB"
     return number_text(value) if isinstance(value, float) else str(value)
 
 
@@ -72,7 +71,6 @@ _NOT_SHOWN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
     "\ud800-\udfff\ufffe\uffff]"
 )
-_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:
@@ -91,7 +89,7 @@ def element(tag: str, *children: Element | str, **attributes: str) -> Element:
 
 def shown(text: str) -> str:
     """Replaces the characters that no page can show."""
-    return _NOT_SHOWN.sub(_REPLACEMENT, text)
+    return _NOT_SHOWN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def html_of(root: Element) -> str:

@@ -180,21 +180,19 @@ def _points(rows: Sequence[Row], verified: Collection[Row]) -> list[Point]:
     base = None
     for (batch, remarks), alike in sorted(found.items()):
         figures = [row.throughput_tokens_per_sec for row in alike]
-        at = (
-            fmean(row.notes.number(names.BATCH_MEAN) or row.batch for row in alike),
-            median(figures),
-        )
+        mean = fmean(row.notes.number(names.BATCH_MEAN) or row.batch for row in alike)
+        at = mean, median(figures)
         related: tuple[float | None, float | None] = None, None
         if not {names.CUT, names.CLIENT_BOTTLENECK} & alike[0].notes.keys():
             base = base or at
             related = scaling(at, base)
         point = Point(
             batch=batch,
-            batch_mean=at[0],
+            batch_mean=mean,
             batch_max=max(row.notes.count(names.BATCH_MAX) or 0 for row in alike) or None,
             rows=len(alike),
-            tokens_per_s=FigureRange(at[1], min(figures), max(figures)),
-            tokens_per_s_per_sequence=at[1] / at[0],
+            tokens_per_s=FigureRange(median(figures), min(figures), max(figures)),
+            tokens_per_s_per_sequence=median(figures) / mean,
             ttft_p50_ms=_median(alike, time_note("ttft", 50)),
             ttft_p95_ms=_median(alike, time_note("ttft", 95)),
             remarks=remarks,
@@ -219,8 +217,7 @@ def as_page(comparison: Comparison) -> Page:
         page.section(subject or "Ways of batching")
         points = ((way, point) for way in of_set.ways for point in way.points)
         page.columns(_COLUMNS, points, texts=3)
-    every = [point for each in comparison.sets for way in each.ways for point in way.points]
-    if any(point.speedup for point in every):
+    if any(at.speedup for each in comparison.sets for way in each.ways for at in way.points):
         page.text(
             "Speed-up and efficiency are relative to the smallest batch of the same way of "
             "batching; x single is the tokens/s of all over what a single stream gets."
