@@ -198,7 +198,7 @@ def _add_letters(axes: Axes, series: Sequence[Series]) -> None:
         axes.annotate(
             each.letter, point, (aside, 0), textcoords="offset points", ha="center",
             va="center_baseline", size=8, weight="bold", color=COLORS[each.color % len(COLORS)],
-            bbox={"boxstyle": "round,pad=0.05", "facecolor": _PAPER, "edgecolor": "none"},
+            bbox={"boxstyle": "circle,pad=0", "facecolor": _PAPER, "edgecolor": "none"},
         )  # fmt: skip
 
 
