@@ -145,27 +145,21 @@ class Measure:
         return self.name if self.is_share else f"{self.name}, {self.unit}"
 
     @property
-    def value_text(self) -> str:
-        return self._number(self.estimate.value)
+    def texts(self) -> tuple[str, str]:
+        """Its value, and its interval: `-` where the run is too short for one, `drifts` where it is
+        unsteady."""
+        value, margin = self.estimate.value, self.estimate.margin
+        number = percent if self.is_share else number_text
+        if margin is None:
+            return number(value), "drifts" if self.estimate.drifts else NONE
+        ends = max(0.0, value - margin), min(1.0 if self.is_share else math.inf, value + margin)
+        return number(value), " to ".join(map(number, ends))
 
     @property
     def text(self) -> str:
         """Its value, with the interval in parentheses where there is one."""
-        known = self.estimate.margin is not None
-        return f"{self.value_text} ({self.interval_text})" if known else self.value_text
-
-    @property
-    def interval_text(self) -> str:
-        """Its interval; `-` where the run is too short for one, `drifts` where it is unsteady."""
-        value, margin = self.estimate.value, self.estimate.margin
-        if margin is None:
-            return "drifts" if self.estimate.drifts else NONE
-        most = 1.0 if self.is_share else math.inf
-        ends = max(0.0, value - margin), min(most, value + margin)
-        return " to ".join(map(self._number, ends))
-
-    def _number(self, value: float) -> str:
-        return percent(value) if self.is_share else number_text(value)
+        value, interval = self.texts
+        return value if self.estimate.margin is None else f"{value} ({interval})"
 
     def change(self, after: Measure) -> tuple[float, ...]:
         """Returns the change to the figure of another result as a share of this one, of a share the

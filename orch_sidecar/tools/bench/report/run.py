@@ -157,7 +157,7 @@ def conditions(page: Page, result: Result) -> None:
 
 def _figures(page: Page, result: Result) -> None:
     rows = [
-        (each.name_and_unit, each.value_text, each.interval_text, number_text(each.early))
+        (each.name_and_unit, *each.texts, number_text(each.early))
         for each in measures.measures_of(result).values()
     ]
     if rows:

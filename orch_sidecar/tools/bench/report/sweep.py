@@ -16,16 +16,16 @@ from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 _CLIENTS: Final = "concurrent requests"
 
 
-def _of(name: str, part: str = "value_text") -> Callable[..., str]:
-    """Returns what writes a figure of a point; a dash where it has none."""
-    return lambda _, known: getattr(known.get(name), part, NONE)
+def _of(name: str, part: int = 0) -> Callable[..., str]:
+    """Returns what writes a figure of a point, or its interval; a dash where it has none."""
+    return lambda _, known: known[name].texts[part] if name in known else NONE
 
 
 _COLUMNS: Final[Columns] = (
     ("clients", lambda point, _: str(point.clients)),
     ("batch, mean", lambda point, _: number_text(point.batch if point.result.batches else None)),
     ("tokens/s", lambda point, _: number_text(point.figures.tokens_per_s)),
-    ("95 % interval", _of("throughput", "interval_text")),
+    ("95 % interval", _of("throughput", 1)),
     ("TTFT p50, ms", _of("TTFT p50")),
     ("TTFT p95, ms", _of("TTFT p95")),
     ("TPOT p50, ms", _of("TPOT p50")),

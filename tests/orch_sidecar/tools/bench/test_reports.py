@@ -84,23 +84,19 @@ def test_file_that_is_no_result_is_named_with_the_rule(
     assert not (tmp_path / "a.html").exists()
 
 
-def test_only_runs_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = written(tmp_path / "a.json", online(20))
-    b = written(tmp_path / "b.json", sweep(clients=(1,)))
-    assert bench("compare", a, b) == 2
-    assert (
-        "only two runs can be compared; of sweeps, `orch facts compare` the rows"
-        in capsys.readouterr().err
-    )
-    assert bench("compare", a, tmp_path / "none.json") == 2
-
-
-def test_calls_that_are_none_are_an_error(
+def test_only_runs_can_be_compared_and_calls_have_all_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = online(5).model_dump(mode="json") | {"calls": [[1.0]]}
-    assert bench("report", written(tmp_path / "a.json", document)) == 2
-    assert "calls.0 is [1.0]: must have all columns\n" in capsys.readouterr().err
+    a = written(tmp_path / "a.json", online(20))
+    b = written(tmp_path / "b.json", sweep(clients=(1,)))
+    c = written(tmp_path / "c.json", online(5).model_dump(mode="json") | {"calls": [[1.0]]})
+    assert bench("compare", a, tmp_path / "none.json") == 2
+    for other, error in (
+        (b, "only two runs can be compared; of sweeps, `orch facts compare` the rows"),
+        (c, "calls.0 is [1.0]: must have all columns\n"),
+    ):
+        assert bench("compare", a, other) == 2
+        assert error in capsys.readouterr().err
 
 
 def test_report_never_replaces_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

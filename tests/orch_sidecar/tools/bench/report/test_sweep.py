@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report
-from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import sweep_of
 from tests.orch_sidecar.tools.bench.report.sample_reports import sweep
 from tests.orch_sidecar.tools.drawing.html_reader import Page
@@ -23,19 +22,6 @@ def test_report_has_the_curves_with_the_fit() -> None:
     for point in found.points:
         assert str(point.clients) in page.texts
     assert "Throughput" in Page(sweep_report(sweep(clients=(2,))).html).charts, "of one point"
-
-
-def test_point_that_is_not_sound_is_drawn_apart() -> None:
-    found = sweep()
-    results = [*found.results]
-    results[2] = results[2].model_copy(
-        update={"status": Status.INVALID, "reasons": ["other clients"]}
-    )
-    page = Page(sweep_report(sweep_of(results)).html)
-    assert "not sound" in page.texts
-    assert "measured, not sound" in page.texts
-    assert "4 clients: other clients" in page.texts
-    assert "not sound, and not counted: 1, 4 clients" in page.text
 
 
 def test_points_of_one_batch_are_drawn_beside_each_other() -> None:

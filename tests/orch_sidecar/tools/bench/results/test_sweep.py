@@ -176,6 +176,8 @@ def series_of(found: Sweep) -> dict[str, Series]:
 
 def test_invalid_point_is_drawn_apart() -> None:
     found = sweep_of([invalid(1), sound(2), sound(4), sound(8)])
+    for text in ("not sound, and not counted: 1 client", "1 client: the engine accepted"):
+        assert text in text_of(found)
     shown = series_of(found)
     assert shown["Throughput: measured"].xs == (2, 4, 8)
     apart = [each for name, each in shown.items() if name.endswith(", not sound")]
