@@ -21,8 +21,8 @@ from orch_sidecar.tools.facts.evidence.imported import (
     read_run,
     to_row,
 )
-from orch_sidecar.tools.facts.labels.measured import Run, Source
-from orch_sidecar.tools.facts.labels.observation import States
+from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.labels.observation import Run, States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes

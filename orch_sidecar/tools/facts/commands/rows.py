@@ -24,8 +24,8 @@ from orch_sidecar.tools.facts.commands.terminal import Commands, add_command
 from orch_sidecar.tools.facts.evidence import aiperf, batches, guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import read_run, to_row
 from orch_sidecar.tools.facts.labels.documents import documents_in, named
-from orch_sidecar.tools.facts.labels.measured import ENGINE_COLUMNS, Engine, Run, Source
-from orch_sidecar.tools.facts.labels.observation import States
+from orch_sidecar.tools.facts.labels.measured import ENGINE_COLUMNS, Engine, Source
+from orch_sidecar.tools.facts.labels.observation import Run, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.signing.files import digest
 from orch_sidecar.tools.facts.tables.files import append

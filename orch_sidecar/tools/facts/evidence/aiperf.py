@@ -21,8 +21,7 @@ from pydantic import PositiveFloat, PositiveInt
 from orch_sidecar.tools.facts.evidence.imported import Fields, Rejection, load_of
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
-from orch_sidecar.tools.facts.labels.measured import Run
-from orch_sidecar.tools.facts.labels.observation import RunTimes
+from orch_sidecar.tools.facts.labels.observation import Run
 from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, Arrivals, time_note
 
 # Of the tool's sum over its own rounded times.
@@ -89,8 +88,6 @@ def run(document: object) -> Run:
         ),
         own_ms={} if schedule else found.model_dump(include=_NOTED, exclude_none=True),
         outcomes={"window_is": "the tool's duration"},
-        times=RunTimes(
-            local_end_s=found.ended.replace(tzinfo=UTC).timestamp(),
-            first_tokens_s=found.ttft_mean_ms and found.ttft_mean_ms / 1000 * found.answered,
-        ),
+        local_end_s=found.ended.replace(tzinfo=UTC).timestamp(),
+        first_tokens_s=found.ttft_mean_ms and found.ttft_mean_ms / 1000 * found.answered,
     )

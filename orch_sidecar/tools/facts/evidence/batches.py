@@ -16,8 +16,7 @@ from orch_sidecar.tools.facts.evidence.imported import Fields, Rejection
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.load import Load
-from orch_sidecar.tools.facts.labels.measured import Run
-from orch_sidecar.tools.facts.labels.observation import RunTimes
+from orch_sidecar.tools.facts.labels.observation import Run
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -72,5 +71,6 @@ def run(document: object) -> Run:
             output_tokens=sum(each.usage.generated for each in batch.output),
         ),
         outcomes={"window_is": "the batch in whole seconds"},
-        times=RunTimes(began_at_s=batch.began_at_s, ended_at_s=batch.ended_at_s),
+        began_at_s=batch.began_at_s,
+        ended_at_s=batch.ended_at_s,
     )

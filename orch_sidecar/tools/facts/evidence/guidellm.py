@@ -30,8 +30,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from orch_sidecar.tools.facts.evidence.imported import Claim, Fields, Rejection, absent, load_of
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
-from orch_sidecar.tools.facts.labels.measured import Run
-from orch_sidecar.tools.facts.labels.observation import RunTimes
+from orch_sidecar.tools.facts.labels.observation import Run
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Strategies whose requests are due at a time that does not depend on answers.
@@ -132,8 +131,6 @@ def run(document: object) -> Run:
         failed=report.errored + report.incomplete,
         totals=figures(served),
         served=served,
-        times=RunTimes(
-            began_at_s=min(each.arrived_s for each in served),
-            ended_at_s=max(each.ended_s for each in served),
-        ),
+        began_at_s=min(each.arrived_s for each in served),
+        ended_at_s=max(each.ended_s for each in served),
     )

@@ -21,13 +21,12 @@ from orch_sidecar.tools.facts.labels.load import Load, contradictions
 from orch_sidecar.tools.facts.labels.measured import (
     ENGINE_COLUMNS,
     Engine,
-    Run,
     Source,
     engine_between,
     name_model,
     row_of,
 )
-from orch_sidecar.tools.facts.labels.observation import States, observed
+from orch_sidecar.tools.facts.labels.observation import Run, States, observed
 from orch_sidecar.tools.facts.tables.notes import STATES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
 
@@ -111,10 +110,7 @@ def _earned(run: Run, states: States) -> Label:
     label = run.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = states.before.measurement_type
-    totals, each_s = run.totals, [each.ttft_s for each in run.served if each.ttft_s is not None]
-    first_s = sum(each_s) if len(each_s) == totals.requests else run.times.first_tokens_s
-    if run.failed:  # of failed requests no file has the tokens, nor when the first one was there
-        first_s = None
+    totals = run.totals
     seen = observed(
         label,
         states,
@@ -124,7 +120,7 @@ def _earned(run: Run, states: States) -> Label:
         input_tokens=None if run.failed else totals.input_tokens,
         in_flight=[each.in_flight for each in run.served],
         load=run.load,
-        times=replace(run.times, window_s=totals.window_s, first_tokens_s=first_s),
+        run=run,
     )
     if objections := judge(seen):
         reasons = "; ".join(each.detail for each in objections)

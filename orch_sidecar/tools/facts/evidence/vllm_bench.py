@@ -19,8 +19,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 
 from orch_sidecar.tools.facts.evidence.imported import Claim, Fields, Rejection, absent, load_of
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
-from orch_sidecar.tools.facts.labels.measured import Run
-from orch_sidecar.tools.facts.labels.observation import RunTimes
+from orch_sidecar.tools.facts.labels.observation import Run
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Tolerates rounded numbers, but not another definition of a sum.
@@ -99,7 +98,7 @@ def run(document: object) -> Run:
         totals=figures(served),
         served=served,
         outcomes={"acceptance_length": result.spec_decode_acceptance_length},
-        times=RunTimes(local_end_s=None if result.date is None else result.date.timestamp()),
+        local_end_s=None if result.date is None else result.date.timestamp(),
     )
 
 

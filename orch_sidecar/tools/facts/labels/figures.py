@@ -15,8 +15,7 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.tables.notes import PERCENTILES, TIMES, time_note
 from orch_sidecar.tools.facts.tables.publication import estimate
 
-# Those in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
-# 90th of the latency.
+# Those in the notes. Comparisons use TTFT's 50th and 95th, MLPerf's SingleStream latency's 90th.
 LATENCIES: Final[Mapping[str, tuple[int, ...]]] = {
     "ttft": (50, 95),
     "tpot": (50, 95),

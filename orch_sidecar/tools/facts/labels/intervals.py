@@ -45,14 +45,6 @@ def most(intervals: Iterable[Interval]) -> int:
     return max((piece.sequences for piece in pieces(intervals)), default=0)
 
 
-def uncovered(intervals: Iterable[Interval], by: Iterable[Interval]) -> float:
-    """Returns how long intervals lasted, together, while there was none of the others."""
-    counted = (each._replace(sequences=1) for each in intervals)
-    others = (each._replace(sequences=0) for each in by)
-    alone = (each for each in pieces((*counted, *others)) if each.intervals == each.sequences)
-    return sum((each.intervals * each.length for each in alone), 0.0)
-
-
 def time_mean(intervals: Iterable[Interval], of: Callable[[int], float]) -> float:
     """Returns the mean of what a number of intervals is worth, over the time in which there was
     one; 0 without any."""

@@ -202,12 +202,12 @@ def _stale(seen: Observation) -> Iterator[Rule]:
     States and run come from different files, which somebody put together. The engine counts its
     own busy seconds: a run cannot be shorter than the work that the engine did in it.
     """
-    if (run := seen.times) is None or (states := seen.states) is None:
+    if (run := seen.run) is None or (states := seen.states) is None:
         return
     saved_s, again_s = (state.observed_at.timestamp() for _, state in states.ends)
-    window_s, busy_s, apart_s = run.window_s, states.grew("busy_s"), again_s - saved_s
+    window_s, busy_s, apart_s = run.totals.window_s, states.grew("busy_s"), again_s - saved_s
     began_s, ended_s, end_s = run.began_at_s, run.ended_at_s, run.local_end_s
-    first_s, read_s = run.first_tokens_s, states.grew("prefill_s") or 0.0
+    first_s, read_s = run.first_s, states.grew("prefill_s") or 0.0
     if states.after.preemptions_total > states.before.preemptions_total:
         read_s = 0.0  # prompts were read again, after their first tokens
     saved, again = map(timestamp, (saved_s, again_s))

@@ -1,18 +1,16 @@
-"""A run as its client measured it, and its row, in one way for all sources.
+"""The row of a run, in one way for all sources.
 
 Pure. Knows no source: `orch bench`, traces, signed evidence and the files of other tools fill it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals
-from orch_sidecar.tools.facts.labels.intervals import most
-from orch_sidecar.tools.facts.labels.load import Load, Notes
-from orch_sidecar.tools.facts.labels.observation import Batches, RunTimes, States
+from orch_sidecar.tools.facts.labels.load import Notes
+from orch_sidecar.tools.facts.labels.observation import Batches, Run, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
@@ -85,49 +83,6 @@ class Engine:
     @property
     def columns(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ENGINE_COLUMNS}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A run as its client measured it, or a sidecar. Notes are by their names.
-
-    `model`: the name that it is served by. `totals`: of the complete answers, in a window from the
-    first arrival to the last end, unless the note `window_is` states otherwise. `served`: these
-    answers, none where their times are not known. `claim`: the label that was asked for, which is
-    not trusted. `load`: how requests came, None where that does not show; `named`: notes of what
-    made it. `own_ms`: other latencies than those of `totals`. `failed`: requests without a complete
-    answer. `outcomes`: notes of what else became of requests; `doubts`: of what limits the trust.
-    `times`: when it was, to be judged by states that somebody saved.
-    """
-
-    model: str
-    totals: Totals
-    served: Sequence[CompletedRequest] = ()
-    claim: Label | None = None
-    load: Load | None = None
-    named: Notes = field(default_factory=dict)
-    own_ms: Mapping[str, float] | None = None
-    failed: int = 0
-    outcomes: Notes = field(default_factory=dict)
-    doubts: Notes = field(default_factory=dict)
-    times: RunTimes = field(default_factory=RunTimes)
-
-    @property
-    def clients(self) -> int | None:
-        """The limit of concurrent requests, None where there is none, or it is not known."""
-        return None if self.load is None else self.load.clients
-
-    @property
-    def latency_ms(self) -> Mapping[str, float]:
-        """Its latencies by the names of the notes."""
-        return self.totals.latency_ms if self.own_ms is None else self.own_ms
-
-    @property
-    def overlap(self) -> int:
-        """The largest number of answers that were generated at once, 0 where that is not known. One
-        of a single token ends with it, and counts nevertheless."""
-        at_once = max(min(1, len(self.served)), most(each.generation for each in self.served))
-        return 1 if self.clients == 1 else at_once
 
 
 def row_of(run: Run, label: Label, engine: Engine, model: Model, source_tag: str) -> Row:

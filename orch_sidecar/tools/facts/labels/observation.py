@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orch_sidecar.tools.facts.labels import thresholds
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals
 from orch_sidecar.tools.facts.labels.intervals import Interval, most, share_together
-from orch_sidecar.tools.facts.labels.load import Load
+from orch_sidecar.tools.facts.labels.load import Load, Notes
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -67,19 +68,58 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTimes:
-    """When a run was, by who made it, of states that somebody saved and put beside it.
+class Run:
+    """A run as its client measured it, or a sidecar. Notes are by their names.
 
-    `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
-    the clock of an unknown time zone, as if it were UTC's. `first_tokens_s`: the times to the first
-    token of all its requests, together. None where that is not known.
+    `model`: the name that it is served by. `totals`: of the complete answers, in a window from the
+    first arrival to the last end, unless the note `window_is` states otherwise. `served`: these
+    answers, none where their times are not known. `claim`: the label that was asked for, which is
+    not trusted. `load`: how requests came, None where that does not show; `named`: notes of what
+    made it. `own_ms`: other latencies than those of `totals`. `failed`: requests without a complete
+    answer. `outcomes`: notes of what else became of requests; `doubts`: of what limits the trust.
+    By who made it, to be judged by states that somebody saved: `began_at_s`, `ended_at_s`, first
+    arrival and last end as Unix times; `local_end_s`, the end by the clock of an unknown time zone,
+    as if it were UTC's; `first_tokens_s`, the times to the first token of all requests, together.
     """
 
-    window_s: float = 0.0
+    model: str
+    totals: Totals
+    served: Sequence[CompletedRequest] = ()
+    claim: Label | None = None
+    load: Load | None = None
+    named: Notes = field(default_factory=dict)
+    own_ms: Mapping[str, float] | None = None
+    failed: int = 0
+    outcomes: Notes = field(default_factory=dict)
+    doubts: Notes = field(default_factory=dict)
     began_at_s: float | None = None
     ended_at_s: float | None = None
     local_end_s: float | None = None
     first_tokens_s: float | None = None
+
+    @property
+    def first_s(self) -> float | None:
+        """As `first_tokens_s`, of `served` where that has all; of failed requests nobody knows."""
+        each_s = [each.ttft_s for each in self.served if each.ttft_s is not None]
+        known = sum(each_s) if len(each_s) == self.totals.requests else self.first_tokens_s
+        return None if self.failed else known
+
+    @property
+    def clients(self) -> int | None:
+        """The limit of concurrent requests, None where there is none, or it is not known."""
+        return None if self.load is None else self.load.clients
+
+    @property
+    def latency_ms(self) -> Mapping[str, float]:
+        """Its latencies by the names of the notes."""
+        return self.totals.latency_ms if self.own_ms is None else self.own_ms
+
+    @property
+    def overlap(self) -> int:
+        """The largest number of answers that were generated at once, 0 where that is not known. One
+        of a single token ends with it, and counts nevertheless."""
+        at_once = max(min(1, len(self.served)), most(each.generation for each in self.served))
+        return 1 if self.clients == 1 else at_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +136,8 @@ class Observation:
     arrival there. Each of one clock, whose readings may be wrong by `clock_slack`. `load`: as the
     client states it, None if it does not. `dispatched`, `waiting`, `queued`: its sequences while
     admission had let them to the engine, while they waited for that, and while they waited in the
-    engine; empty where that is not known. `times`: of the run, None where its states were read
-    during it, or signed.
+    engine; empty where that is not known. `run`: None where its states were read during
+    it, or signed.
     """
 
     label: Label
@@ -118,7 +158,7 @@ class Observation:
     dispatched: Sequence[Interval] = ()
     waiting: Sequence[Interval] = ()
     queued: Sequence[Interval] = ()
-    times: RunTimes | None = None
+    run: Run | None = None
 
     @property
     def alone(self) -> bool:

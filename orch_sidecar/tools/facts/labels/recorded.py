@@ -19,7 +19,7 @@ from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.load import Load
-from orch_sidecar.tools.facts.labels.measured import Run
+from orch_sidecar.tools.facts.labels.observation import Run
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import INTERACTIVE

@@ -22,7 +22,7 @@ from itertools import accumulate, chain, pairwise
 from math import inf
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.labels.intervals import Interval, uncovered
+from orch_sidecar.tools.facts.labels.intervals import Interval, pieces
 from orch_sidecar.tools.facts.labels.judge import Reason, Rule
 from orch_sidecar.tools.facts.labels.observation import Batches, Observation
 from orch_sidecar.tools.facts.labels.thresholds import QUEUED_STEPS, UNEXPLAINED_WAIT
@@ -269,6 +269,14 @@ class Scenario:
              f"requests waited {waited_s:.3f} s for admission while none that is traced was "
              f"dispatched, and took {took_s:.3f} s: others had the slot"),
         )  # fmt: skip
+
+
+def uncovered(intervals: Iterable[Interval], by: Iterable[Interval]) -> float:
+    """Returns how long intervals lasted, together, while there was none of the others."""
+    counted = (each._replace(sequences=1) for each in intervals)
+    others = (each._replace(sequences=0) for each in by)
+    alone = (each for each in pieces((*counted, *others)) if each.intervals == each.sequences)
+    return sum((each.intervals * each.length for each in alone), 0.0)
 
 
 def growth(counted: Iterable[tuple[int, int]]) -> int:

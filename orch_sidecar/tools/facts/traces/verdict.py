@@ -21,7 +21,8 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import Objection, Reason, judge, objections_of
 from orch_sidecar.tools.facts.labels.load import Load
-from orch_sidecar.tools.facts.labels.measured import Model, Run, Source, name_model, row_of
+from orch_sidecar.tools.facts.labels.measured import Model, Source, name_model, row_of
+from orch_sidecar.tools.facts.labels.observation import Run
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import MEANINGS, PROFILE_LABELS, Label, Row, is_path

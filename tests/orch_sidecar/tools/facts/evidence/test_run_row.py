@@ -9,8 +9,8 @@ import pytest
 
 from orch_sidecar.tools.facts.evidence.imported import read_run, to_row
 from orch_sidecar.tools.facts.labels.load import Load
-from orch_sidecar.tools.facts.labels.measured import Engine, Run, Source
-from orch_sidecar.tools.facts.labels.observation import States
+from orch_sidecar.tools.facts.labels.measured import Engine, Source
+from orch_sidecar.tools.facts.labels.observation import Run, States
 from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.facts.imports import measured, proof

@@ -19,8 +19,7 @@ from typing import Any
 from orch_sidecar.tools.facts.evidence import aiperf, guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import read_run
 from orch_sidecar.tools.facts.labels.load import Load
-from orch_sidecar.tools.facts.labels.measured import Run
-from orch_sidecar.tools.facts.labels.observation import States
+from orch_sidecar.tools.facts.labels.observation import Run, States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 
 HERE = Path(__file__).parent

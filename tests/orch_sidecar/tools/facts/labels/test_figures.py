@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures
-from orch_sidecar.tools.facts.labels.measured import Run
+from orch_sidecar.tools.facts.labels.observation import Run
 
 
 def test_tpot_of_one_sequence_excludes_its_first_token() -> None:

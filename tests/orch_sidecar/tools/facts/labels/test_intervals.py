@@ -6,6 +6,7 @@ import pytest
 
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.traces.scenarios import uncovered
 
 # Two sequences for four seconds, and one that begins with the last of them and stays three more.
 SOME = [Interval(0, 4, 2), Interval(3, 7)]
@@ -35,5 +36,5 @@ def test_overlapping_ones_began_before_the_end_of_an_earlier_one() -> None:
 
 
 def test_time_without_others_counts_for_each() -> None:
-    assert intervals.uncovered([Interval(0, 4), Interval(1, 3)], [Interval(2, 5)]) == 3
-    assert intervals.uncovered([], SOME) == 0
+    assert uncovered([Interval(0, 4), Interval(1, 3)], [Interval(2, 5)]) == 3
+    assert uncovered([], SOME) == 0

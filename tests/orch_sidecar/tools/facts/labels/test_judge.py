@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.labels import judge as judging
+from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import Reason, cannot_earn
-from orch_sidecar.tools.facts.labels.observation import RunTimes, States, observed
+from orch_sidecar.tools.facts.labels.observation import Run, States, observed
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.publication import shortfalls
 from orch_sidecar.tools.facts.tables.row import Label
@@ -143,13 +144,15 @@ def test_steps_count_where_nobody_knows_when_requests_were_in_flight() -> None:
 
 NOON_S = 1795262400.0  # 2026-11-21T12:00:00Z
 # A run of 20 s, during which the engine was busy for 19.
-RUN: dict[str, Any] = {"window_s": 20.0, "began_at_s": NOON_S + 2.0, "ended_at_s": NOON_S + 22.0}
+RUN: dict[str, Any] = {"began_at_s": NOON_S + 2.0, "ended_at_s": NOON_S + 22.0}
+TOTALS = Totals(requests=20, window_s=20.0, input_tokens=20, output_tokens=20)
 
 
 def judged(run: dict[str, Any], **before: Any) -> str:
     first = snapshot(**{"busy_seconds_total": 1.0, "observed_at": "2026-11-21T12:00:00Z"} | before)
     last = snapshot(busy_seconds_total=20.0, observed_at="2026-11-21T12:00:25Z")
-    own: dict[str, Any] = {"sent": 20, "answered": 20, "times": RunTimes(**RUN | run)}
+    made = Run(model="m", totals=TOTALS, **RUN | run)
+    own: dict[str, Any] = {"sent": 20, "answered": 20, "run": made}
     found = judging.judge(observed(ONLINE, States(first, last), **own))
     return "; ".join(each.detail for each in found if each.reason is Reason.OTHER_TIME)
 

@@ -13,14 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.load import Load
-from orch_sidecar.tools.facts.labels.measured import (
-    Model,
-    Run,
-    engine_between,
-    engine_of,
-)
+from orch_sidecar.tools.facts.labels.measured import Model, engine_between, engine_of
 from orch_sidecar.tools.facts.labels.measured import row_of as measured_row
-from orch_sidecar.tools.facts.labels.observation import Batches, States
+from orch_sidecar.tools.facts.labels.observation import Batches, Run, States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.signing.files import (
     Signed,

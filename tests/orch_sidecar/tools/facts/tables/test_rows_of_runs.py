@@ -14,7 +14,8 @@ from orch_sidecar.tools.bench.results.result import Status, row_of
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.imported import load_of, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
-from orch_sidecar.tools.facts.labels.measured import Engine, Run, Source
+from orch_sidecar.tools.facts.labels.measured import Engine, Source
+from orch_sidecar.tools.facts.labels.observation import Run
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.bench.sample_results import (
