@@ -21,11 +21,7 @@ from orch_sidecar.tools.facts.signing.files import (
     parse_trusted,
 )
 from orch_sidecar.tools.facts.signing.recompute import client_measured
-from orch_sidecar.tools.facts.signing.verdict import (
-    Verdict,
-    Verified,
-    Verifier,
-)
+from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, Verifier
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import ALWAYS_REPORTED, SETTING_NAMES
 from orch_sidecar.tools.facts.tables.row import Row, format_notes, parse_notes
@@ -71,6 +67,10 @@ def verdict_of(signed: Signed, row: Row, trusted: TrustedKeys) -> Verified:
     return found
 
 
+def expect(found: Verified, verdict: Verdict, reason: str = "") -> None:
+    assert (found.verdict, reason in "; ".join(found.reasons)) == (verdict, True), found.reasons
+
+
 @pytest.fixture
 def operator() -> Operator:
     return Operator()
@@ -78,11 +78,7 @@ def operator() -> Operator:
 
 def test_row_of_a_signed_run_is_verified_with_what_was_recomputed(operator: Operator) -> None:
     found = verdict_of(SigningEngine(operator).measure(), row_of(), operator.trusted())
-    assert (found.verdict, found.signer, found.reasons) == (
-        Verdict.VERIFIED,
-        "lab",
-        (),
-    )
+    assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", ())
     assert found.proof is not None
     assert found.proof.totals.tokens_per_s == pytest.approx(300, rel=1e-4)
     batches = found.proof.states.batches
@@ -98,11 +94,7 @@ def test_recorded_run_whose_requests_decode_beside_prompts_is_verified() -> None
     trusted = parse_trusted((folder / "trusted.yaml").read_text(encoding="utf-8"))
     [row] = valid_rows(read(folder / "beside_prompts.csv"))
     found = Verifier(beside(folder / "beside_prompts.csv"), trusted).row(row.row)
-    assert (found.verdict, found.signer, found.reasons) == (
-        Verdict.VERIFIED,
-        "lab",
-        (),
-    )
+    assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", ())
     assert found.proof is not None
     requests = found.proof.requests
     assert intervals.share_together([each.earliest.generation for each in requests]) < SHARED_STEPS
@@ -124,22 +116,19 @@ def test_run_between_two_pairs_of_statements_makes_one_row(operator: Operator) -
     contents = {digest(each): each for each in (first, second)}
     found, again = verdicts(located(row, row_too), contents, operator.trusted())
     assert found.verdict is Verdict.VERIFIED
-    assert again.verdict is Verdict.FAILED
-    assert "it has the engine's sequences of" in again.reasons[0]
+    expect(again, Verdict.FAILED, "it has the engine's sequences of")
 
 
 def test_row_of_a_model_of_which_no_digest_is_known_is_unverified(operator: Operator) -> None:
     engine = SigningEngine(operator)
     engine.digests["weights"]["sha256"] = None
     found = verdict_of(engine.measure(), row_of(), operator.trusted())
-    assert found.verdict is Verdict.UNVERIFIED
-    assert "no digest of its weights" in found.reasons[0]
+    expect(found, Verdict.UNVERIFIED, "no digest of its weights")
     older = SigningEngine(operator, loaded="unknown")
     row = row_of()
     row = replace(row, scenario_notes=row.scenario_notes.replace(f" loaded={LOADED};", ""))
     found = verdict_of(older.measure(), row, operator.trusted())
-    assert found.verdict is Verdict.UNVERIFIED
-    assert "no digest of the model that it loaded" in found.reasons[0]
+    expect(found, Verdict.UNVERIFIED, "no digest of the model that it loaded")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +146,7 @@ def test_row_of_another_engine_than_was_signed_fails(
 ) -> None:
     engine = SigningEngine(operator, **{name: signed})
     found = verdict_of(engine.measure(), row_of(notes={name: noted}), operator.trusted())
-    assert found.verdict is Verdict.FAILED
-    assert f"the note {name} is {noted}" in found.reasons[0]
+    expect(found, Verdict.FAILED, f"the note {name} is {noted}")
 
 
 def test_settings_that_an_older_engine_does_not_sign_are_no_notes(operator: Operator) -> None:
@@ -173,12 +161,8 @@ def test_settings_that_an_older_engine_does_not_sign_are_no_notes(operator: Oper
     notes = parse_notes(row.scenario_notes)
     plain = format_notes({name: notes[name] for name in notes if name not in SETTINGS})
     measured = OlderEngine(operator).measure()
-    assert verdict_of(measured, replace(row, scenario_notes=plain), trusted).verdict is (
-        Verdict.VERIFIED
-    )
-    found = verdict_of(measured, row, trusted)
-    assert found.verdict is Verdict.FAILED
-    assert any("the evidence gives absent" in reason for reason in found.reasons)
+    expect(verdict_of(measured, replace(row, scenario_notes=plain), trusted), Verdict.VERIFIED)
+    expect(verdict_of(measured, row, trusted), Verdict.FAILED, "the evidence gives absent")
 
 
 def test_rows_without_evidence_are_unverified_and_those_of_traces_not_fresh() -> None:
@@ -192,20 +176,16 @@ def test_rows_without_evidence_are_unverified_and_those_of_traces_not_fresh() ->
 def test_row_whose_evidence_is_missing_or_has_another_name_fails(operator: Operator) -> None:
     content, row = evidence_and_row(SigningEngine(operator).measure())
     [found] = verdicts(located(row), {}, operator.trusted())
-    assert (found.verdict, "is not beside the table" in found.reasons[0]) == (Verdict.FAILED, True)
+    expect(found, Verdict.FAILED, "is not beside the table")
     [found] = verdicts(located(row), {digest(content): content + b"\n"}, operator.trusted())
-    assert found.verdict is Verdict.FAILED
-    assert found.reasons[0].startswith("the SHA-256 of the file is")
+    expect(found, Verdict.FAILED, "the SHA-256 of the file is")
 
 
 def test_evidence_that_two_readers_read_differently_fails(operator: Operator) -> None:
     content, _ = evidence_and_row(SigningEngine(operator).measure())
     twice = content.replace(b'"result":{', b'"result":{"id":"another",')
     found = verified(twice, operator.trusted())
-    assert (found.verdict, found.reasons) == (
-        Verdict.FAILED,
-        ("the file: 'id' is there twice in one object",),
-    )
+    expect(found, Verdict.FAILED, "the file: 'id' is there twice in one object")
 
 
 @pytest.mark.parametrize(
@@ -225,8 +205,7 @@ def test_row_that_was_edited_in_the_table_fails(operator: Operator, edit: dict[s
     edited = replace(edited, scenario_notes=f"{edited.scenario_notes}; evidence=sha256:{name}")
     assert edited != row
     [found] = verdicts(located(edited), {name: content}, operator.trusted())
-    assert found.verdict is Verdict.FAILED
-    assert ", the evidence gives " in found.reasons[0]
+    expect(found, Verdict.FAILED, ", the evidence gives ")
 
 
 def test_evidence_of_one_run_makes_one_row(operator: Operator) -> None:
@@ -270,12 +249,6 @@ def test_evidence_alone_is_verified_by_its_name(operator: Operator) -> None:
         Verifier(lambda _: content, operator.trusted()).evidence("evidence").verdict
         is Verdict.FAILED
     )
-    for broken in (
-        b"",
-        b"{}",
-        b"[]",
-        b"\xff",
-        content[:-3],
-        b'{"schema_version":"orch.evidence/2"}',
-    ):
+    version = b'{"schema_version":"orch.evidence/2"}'
+    for broken in (b"", b"{}", b"[]", b"\xff", content[:-3], version):
         assert verified(broken, {}).verdict is Verdict.FAILED
