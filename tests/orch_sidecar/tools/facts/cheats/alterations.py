@@ -6,7 +6,7 @@ Each returns a function of spans. A request is a trace here: those of a scenario
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
@@ -42,7 +42,7 @@ def requests(spans: Iterable[Span]) -> list[str]:
     return [span.trace_id for span in sorted(servers, key=lambda span: span.start_ns)]
 
 
-def chosen(spans: Spans, name: str | None, only: Iterable[int] | None) -> set[tuple[str, str]]:
+def chosen(spans: Spans, name: str | None, only: Sequence[int] | None) -> set[tuple[str, str]]:
     traces = requests(spans)
     ids = set(traces if only is None else [traces[number] for number in only])
     return {
@@ -55,26 +55,25 @@ def chosen(spans: Spans, name: str | None, only: Iterable[int] | None) -> set[tu
 def changed(
     name: str | None,
     change: Callable[[Span], Span],
-    only: Iterable[int] | None = None,
+    only: Sequence[int] | None = None,
 ) -> Alteration:
     """Changes the spans of a kind (None: of all), in all requests or some."""
-    numbers = None if only is None else tuple(only)
 
     def alter(spans: Spans) -> Spans:
-        ids = chosen(spans, name, numbers)
+        ids = chosen(spans, name, only)
         return [change(s) if (s.trace_id, s.span_id) in ids else s for s in spans]
 
     return alter
 
 
 def set_to(
-    name: str | None, attributes: Mapping[str, Value], only: Iterable[int] | None = None
+    name: str | None, attributes: Mapping[str, Value], only: Sequence[int] | None = None
 ) -> Alteration:
     """Sets attributes."""
     return changed(name, lambda s: replace(s, attributes={**s.attributes, **attributes}), only)
 
 
-def raised(name: str, by: float, only: Iterable[int] | None = None) -> Alteration:
+def raised(name: str, by: float, only: Sequence[int] | None = None) -> Alteration:
     """Adds to a numeric attribute of the engine's spans."""
 
     def change(span: Span) -> Span:
@@ -85,18 +84,17 @@ def raised(name: str, by: float, only: Iterable[int] | None = None) -> Alteratio
     return changed(SEQUENCE, change, only)
 
 
-def moved(seconds: float, name: str | None = None, only: Iterable[int] | None = None) -> Alteration:
+def moved(seconds: float, name: str | None = None, only: Sequence[int] | None = None) -> Alteration:
     """Moves spans in time."""
     by = round(seconds * 1e9)
     return changed(name, lambda s: replace(s, start_ns=s.start_ns + by, end_ns=s.end_ns + by), only)
 
 
-def dropped(name: str | None, only: Iterable[int] | None = None) -> Alteration:
+def dropped(name: str | None, only: Sequence[int] | None = None) -> Alteration:
     """Drops spans."""
-    numbers = None if only is None else tuple(only)
 
     def alter(spans: Spans) -> Spans:
-        ids = chosen(spans, name, numbers)
+        ids = chosen(spans, name, only)
         return [span for span in spans if (span.trace_id, span.span_id) not in ids]
 
     return alter

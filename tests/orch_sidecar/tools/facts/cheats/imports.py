@@ -14,6 +14,7 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
+from tests.orch_sidecar.tools.facts import snapshots
 from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate, said_of
 from tests.orch_sidecar.tools.facts.imports import document, run_in
 
@@ -130,26 +131,18 @@ def more(which: str, by: int) -> Change:
     return change
 
 
-def shortened(given: Files) -> None:
-    """A tenth of the duration, and of the times of requests, in a summary of AIPerf."""
-    for name in ("benchmark_duration", "request_latency"):
-        given.file[name]["avg"] /= 10
+def scaled(by: float, *names: str) -> Change:
+    """Lists of a file of vLLM, and figures of a summary of AIPerf."""
 
+    def change(given: Files) -> None:
+        for name in names:
+            found = given.file[name]
+            if isinstance(found, list):
+                given.file[name] = [value * by for value in found]
+            else:
+                found |= {key: value * by for key, value in found.items() if key != "unit"}
 
-def sooner(given: Files) -> None:
-    """Every first token after a hundredth of the time, in a file of vLLM."""
-    given.file["ttfts"] = [ttft_s / 100 for ttft_s in given.file["ttfts"]]
-
-
-def sooner_on_average(given: Files) -> None:
-    """The same in a summary of AIPerf."""
-    times = given.file["time_to_first_token"]
-    times |= {name: value / 100 for name, value in times.items() if name != "unit"}
-
-
-def compressed(given: Files) -> None:
-    """Every request a tenth as long, in a file of vLLM."""
-    given.file |= {name: [value / 10 for value in given.file[name]] for name in TIMES}
+    return change
 
 
 def in_a_loop(given: Files) -> None:
@@ -163,15 +156,7 @@ def in_a_loop(given: Files) -> None:
     file |= {"start_times": starts, "queue_times": queue_times, "request_rate": rate_per_s}
 
 
-CONDITIONS: Final = {
-    "speculative": "none",
-    "quantization": "awq",
-    "kv_cache_dtype": "float32",
-    "prefix_caching": "off",
-    "attention_backend": "CPU_ATTN",
-    "tensor_parallel": 1,
-    "pipeline_parallel": 1,
-}
+CONDITIONS: Final = snapshots.CONDITIONS | {"quantization": "awq"}
 CLOUD, HOME, GUIDE = "vllm_bench_cloud", "vllm_bench_home", "guidellm_cloud"
 OFFLINE = all_of(
     on(measurement_type="offline", profile="offline"),
@@ -206,11 +191,13 @@ IMPORTS: Final[tuple[tuple[str, str, Change, str], ...]] = (
     ("a last state from within the run", GUIDE, ended(observed_at=WITHIN), "the run ended at"),
     ("states too close together", CLOUD, ended(observed_at="2026-11-21T21:34:20.000Z"),
      "s apart, but the run"),
-    ("a tenth of the duration", "aiperf_cloud", shortened, "the engine was busy for"),
+    ("a tenth of the duration", "aiperf_cloud",
+     scaled(0.1, "benchmark_duration", "request_latency"), "the engine was busy for"),
     ("twice the tokens", CLOUD, more("output", 2), "tokens in the window, but this measurement"),
     ("eight times the prompts", CLOUD, more("input", 8), "prompt tokens in the window and"),
-    ("a hundredth of TTFT", "aiperf_cloud", sooner_on_average, "the first tokens took 0.0"),
-    ("a hundredth of TTFT", CLOUD, sooner, "the first tokens took 0.038 s together"),
+    ("a hundredth of TTFT", "aiperf_cloud", scaled(0.01, "time_to_first_token"),
+     "the first tokens took 0.0"),
+    ("a hundredth of TTFT", CLOUD, scaled(0.01, "ttfts"), "the first tokens took 0.038 s"),
     ("ten times the rate", CLOUD, changed(request_rate=30.0), "rate_per_s is 30: 45 requests came"),
     ("ten times the rate", GUIDE, lambda given: strategy(given).update(rate=30.0),
      "rate_per_s is 30: 45 requests came"),
@@ -221,7 +208,7 @@ IMPORTS: Final[tuple[tuple[str, str, Change, str], ...]] = (
      "at_once is 64, at most 5 requests were in flight"),
     ("a closed loop as a Poisson process", CLOUD, in_a_loop, "requests came as answers ended"),
     # Beyond the ways that are known to have been tried:
-    ("every request a tenth as long", CLOUD, compressed, "the engine was busy for 13.2 s"),
+    ("every request a tenth as long", CLOUD, scaled(0.1, *TIMES), "the engine was busy for 13.2 s"),
     ("the file of another day", CLOUD, changed(date="20261123-213438"), "in some time zone"),
     ("the file of another minute", CLOUD, changed(date="20261121-214038"), "in some time zone"),
     ("an engine that was reconfigured", CLOUD, ended(conditions=CONDITIONS),

@@ -7,6 +7,13 @@ from tests.orch_sidecar.tools.facts.labelled_rows import Way
 
 ID = "20260501T080000Z-single_stream-ab12cd"
 
+RULE = "names a run of single_stream, but the row is labelled offline"
+
+
+def tagged(name: str, base: str, tag: str, rule: str = RULE, **notes: str | None) -> Way:
+    return Way(name, base, notes, {"source_tag": tag}, "source_tag", rule)
+
+
 LABELS = [
     Way(
         "a batched run relabelled offline",
@@ -16,50 +23,32 @@ LABELS = [
         column="source_tag",
         rule="names a run of batched_online, but the row is labelled offline",
     ),
-    Way(
-        "a single-stream run under another label",
-        "offline",
-        cells={"source_tag": f"orch-bench:{ID}"},
-        column="source_tag",
-        rule="names a run of single_stream, but the row is labelled offline",
+    tagged("a single-stream run under another label", "offline", f"orch-bench:{ID}"),
+    tagged("a traced run under another label", "offline", f"jaeger:orch-sidecar/{ID}", tool=None),
+    tagged(
+        *("one of several traced runs under another label", "offline"),
+        f"otlp:spans.jsonl/{ID}#2",
+        tool=None,
+        scenario=ID,
     ),
-    Way(
-        "a traced run under another label",
-        "offline",
-        cells={"source_tag": f"jaeger:orch-sidecar/{ID}"},
-        notes={"tool": None},
-        column="source_tag",
-        rule="names a run of single_stream",
-    ),
-    Way(
-        "one of several traced runs under another label",
-        "offline",
-        cells={"source_tag": f"otlp:spans.jsonl/{ID}#2"},
-        notes={"tool": None, "scenario": ID},
-        column="source_tag",
-        rule="names a run of single_stream",
+    tagged(
+        *("a claim that differs from the run's label", "claimed", f"orch-bench:{ID}"),
+        rule="names a run of single_stream, but the row claims batched_online",
+        tool="orch bench",
     ),
     Way(
         "a renamed source whose scenario names the label",
         "traced",
-        cells={"source_tag": "lab 3"},
-        notes={"scenario": ID},
-        rule=f"'scenario={ID}': names a run of single_stream, but the row is labelled offline",
+        {"scenario": ID},
+        {"source_tag": "lab 3"},
+        rule=f"'scenario={ID}': {RULE}",
     ),
     Way(
         "the scenario of another run",
         "traced",
-        notes={"scenario": "20260501T080000Z-offline-ffffff"},
+        {"scenario": "20260501T080000Z-offline-ffffff"},
         column="source_tag",
         rule="must end with the note scenario=20260501T080000Z-offline-ffffff",
-    ),
-    Way(
-        "a claim that differs from the run's label",
-        "claimed",
-        cells={"source_tag": f"orch-bench:{ID}"},
-        notes={"tool": "orch bench"},
-        column="source_tag",
-        rule="names a run of single_stream, but the row claims batched_online",
     ),
     Way("a claim in a confirmed row", "online", notes={"claim": "offline"}, rule="must be absent"),
     Way("an overlap in a confirmed row", "online", notes={"batch_is": "overlap"}, rule="absent"),
