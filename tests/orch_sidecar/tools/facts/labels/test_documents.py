@@ -43,6 +43,7 @@ def test_other_content_is_refused(payload: bytes, reason: str) -> None:
         lambda content: content.update(digests={"weights": None}),
         lambda content: content.update(digests=5),
         lambda content: content["finished"].update(count=float("inf")),
+        lambda content: content["state"].update(generated_tokens_total=None),
         lambda content: content["state"].update(steps_by_batch={"1" * 30: [int("9" * 400), 1.0]}),
     ],
 )

@@ -8,20 +8,19 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, fi
 from orch_sidecar.tools.facts.labels.observation import Run
 
 
-def test_tpot_of_one_sequence_excludes_its_first_token() -> None:
-    assert CompletedRequest(0.0, 1.0, 2.0, 8, 11).tpot_s == pytest.approx(0.1)
-
-
-def test_tpot_of_several_sequences_divides_by_the_longest_one() -> None:
-    """Four sequences of eleven tokens are generated side by side, in the time of one."""
-    request = CompletedRequest(0.0, 1.0, 2.0, 8, 44, longest_output_tokens=11)
-
-    assert request.tpot_s == pytest.approx(0.1)
-    assert request.sequence_tokens == 11
-
-
-def test_several_sequences_of_one_token_have_no_tpot() -> None:
-    assert CompletedRequest(0.0, 1.0, 1.0, 8, 4, longest_output_tokens=1).tpot_s is None
+@pytest.mark.parametrize(
+    ("ended_s", "tokens", "longest", "tpot_s"),
+    [
+        (2.0, 11, None, 0.1),  # the first token is excluded
+        (2.0, 44, 11, 0.1),  # four sequences are generated side by side, in the time of one
+        (1.0, 4, 1, None),
+    ],
+)
+def test_tpot_divides_by_the_longest_sequence_without_its_first_token(
+    ended_s: float, tokens: int, longest: int | None, tpot_s: float | None
+) -> None:
+    request = CompletedRequest(0.0, 1.0, ended_s, 8, tokens, longest)
+    assert request.tpot_s == pytest.approx(tpot_s)
 
 
 def served(
