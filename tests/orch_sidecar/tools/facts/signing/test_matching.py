@@ -136,6 +136,8 @@ IMPOSSIBLE: tuple[tuple[str, Change, str], ...] = (
     ("ten times the rate, in bursts",
      stated(arrivals=Arrivals.GAMMA, burstiness=0.5, rate_per_s=30.0),
      "rate_per_s is 30: 60 requests came"),
+    ("one after the other", stated(arrivals=Arrivals.AT_ONCE, rate_per_s=None),
+     "arrivals is at_once, the requests came within 1"),
     ("constant distances", stated(arrivals=Arrivals.CONSTANT), "rate_per_s is 3: 60 requests"),
     ("a schedule ten times as fast", changed(times(lambda at, _: at / 10, "due_s")),
      "s late (p99), and no client_bottleneck is noted"),
