@@ -148,12 +148,15 @@ def test_table_without_rows_or_with_another_header_is_not_verified(run: Run) -> 
 
 
 def test_comparison_keeps_verified_rows_apart(run: Run) -> None:
-    other = row_of(run="r2", model_name="Tiny", notes=GIVEN)
-    added(TABLE, *evidence_of(SigningEngine().measure(run="r2"), other, result_of(row_of())))
-    for words, expected in (((), [False]), (TRUSTED, [True, False])):
+    def verified(*words: str) -> list[bool]:
         [found] = json.loads(run("compare", TABLE, "--json", *words)[1])["sets"]
         points = [point["remarks"] for way in found["ways"] for point in way["points"]]
-        assert ["evidence verified" in each for each in points] == expected
+        return ["evidence verified" in each for each in points]
+
+    assert verified(*TRUSTED) == [True]
+    other = row_of(run="r2", model_name="Tiny", notes=GIVEN)
+    added(TABLE, *evidence_of(SigningEngine().measure(run="r2"), other, result_of(row_of())))
+    assert (verified(*TRUSTED), verified()) == ([True, False], [False])
 
 
 def test_text_in_evidence_cannot_pass_for_a_verdict(run: Run) -> None:
