@@ -43,6 +43,9 @@ async def test_each_signal_ends_what_can_be_interrupted_and_lets_it_clean_up(
         for _ in range(2):
             with pytest.raises(Interrupted), interruptible():
                 await endless(cleaned, number)
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
     assert cleaned == [True] * 2
     with pytest.raises(Interrupted), cancelled_by_signals():
         await endless(cleaned, number)

@@ -108,8 +108,9 @@ def test_long_prompts_do_not_begin_as_short_ones_of_the_same_seed_do() -> None:
     assert not short & long
 
 
-def test_prompts_shorter_than_a_block_may_be_repeated() -> None:
+def test_only_prompts_shorter_than_a_block_may_be_repeated() -> None:
     assert len(set(ids_of(synthetic([5, 6], 3, 1, 1), 99))) == 8
+    assert len(set(ids_of(synthetic([5, 6], BLOCK_TOKENS, 1, 1), 2000))) == 2000
 
 
 def test_cycle_yields_all_in_order_and_then_shuffles_each_round() -> None:
