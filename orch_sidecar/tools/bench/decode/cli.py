@@ -115,7 +115,7 @@ def _measured(options: argparse.Namespace) -> DecodeResult:
     batches = range(1, config.bmax + 1)
     if options.nreq is None:
         seconds = BUDGET_S / len(options.window_ms)
-        nreq = _requests_within(seconds, kernel.warmed_up(batches), config)
+        nreq = requests_within(seconds, kernel.warmed_up(batches), config)
         config = replace(config, nreq=nreq)
     random = Random(config.seed)  # noqa: S311 (no secret)
     gaps_ms = (1000 * random.expovariate(config.rate_per_s) for _ in range(config.nreq))
@@ -129,7 +129,7 @@ def _measured(options: argparse.Namespace) -> DecodeResult:
     return DecodeResult(config=config, device=device, runs=tuple(runs))
 
 
-def _requests_within(seconds: float, run_step: RunStep, config: Config) -> int:
+def requests_within(seconds: float, run_step: RunStep, config: Config) -> int:
     """Returns how many requests, at most NREQ, steps serve in the given time.
 
     A device that is not overloaded runs for as long as requests arrive, unless each has ended when

@@ -9,8 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from orch_sidecar.tools.bench import cli
+from orch_sidecar.tools.bench.decode.schedule import TimedStep
+from tests.orch_sidecar.tools.bench.decode.test_result import swept
 from tests.orch_sidecar.tools.bench.report.sample_reports import online, sweep
-from tests.orch_sidecar.tools.bench.report.test_decode import swept
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 
@@ -33,8 +34,8 @@ def bench(*words: object) -> int:
 def test_report_of_each_kind_is_written_beside_its_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    documents: dict[str, BaseModel | dict[str, object]] = {
-        "run": online(40), "sweep": sweep(clients=(1, 2)), "decode": swept(),
+    documents: dict[str, BaseModel] = {
+        "run": online(40), "sweep": sweep(clients=(1, 2)), "decode": swept(TimedStep(4, 4.5)),
     }  # fmt: skip
     path = written(tmp_path / "a.json", documents[kind])
     before = path.read_bytes()

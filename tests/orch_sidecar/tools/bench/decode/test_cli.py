@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.bench import cli
+from orch_sidecar.tools.bench.decode import cli as decode
+from orch_sidecar.tools.bench.decode.result import Config
+from orch_sidecar.tools.bench.decode.schedule import TimedStep
+from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 TINY = ("decode", "--work", "9", "--nreq", "12", "--tokens", "3", "--bmax", "4")
 CAPITALS = re.compile(r"^([A-Z]+[0-9A-Z]*) ", re.MULTILINE)
@@ -90,9 +94,19 @@ def test_requests_are_no_more_than_the_time_allows(
 ) -> None:
     words = [word for word in TINY if word not in ("--nreq", "12")]
     for seconds, requests in ((1e-9, 1), (1e6, 160)):
-        monkeypatch.setattr("orch_sidecar.tools.bench.decode.cli.BUDGET_S", seconds)
+        monkeypatch.setattr(decode, "BUDGET_S", seconds)
         assert main([*words, "--json", "-"]) == 0
         assert json.loads(capsys.readouterr().out)["config"]["nreq"] == requests
+
+
+@pytest.mark.parametrize(("rate_per_s", "requests"), [(1, 15), (80, 80), (1000, 125), (1e6, 125)])
+def test_second_of_steps_serves_what_arrives_in_it_but_not_more_than_full_steps_do(
+    rate_per_s: float, requests: int
+) -> None:
+    """Steps of 2 ms, full ones of 4 ms: 32 tokens take 64 ms alone, and 8 ms of full steps."""
+    config = Config(nreq=1, rate_per_s=rate_per_s, tokens=32, bmax=16, seed=1)
+    found = decode.requests_within(1.0, lambda b: TimedStep(b, 2.0 if b == 1 else 4.0), config)
+    assert found == requests
 
 
 @pytest.mark.parametrize(
@@ -125,3 +139,13 @@ def test_what_cannot_be_measured_or_written_is_an_error(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["decode"]) == 1
     assert "needs PyTorch: `pip install torch`" in capsys.readouterr().err
+
+
+def test_command_writes_the_report_beside_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.html"
+    assert main([*TINY, "--report", str(path)]) == 0
+    assert f"report: {path}" in capsys.readouterr().out
+    assert "Throughput" in Page(path.read_text(encoding="utf-8")).charts
+    assert [each.name for each in tmp_path.iterdir()] == ["a.html"]

@@ -142,25 +142,18 @@ def naive_step(kernel: Kernel, states: Any, oldest: int) -> Any:
 
 
 def test_step_is_attention_and_gated_mlp_by_their_definition(device: Device) -> None:
-    kernel = Kernel(device, bmax=3, seed=1)
-    for oldest in (0, 1, 2, 0):
-        expected = naive_step(kernel, kernel.states[:2].clone(), oldest)
-        kernel.step(2)
-        torch.testing.assert_close(kernel.states[:2], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_step_appends_one_token_to_each_active_sequence_in_place_of_the_oldest(
-    device: Device,
-) -> None:
+    """It appends one token to each active sequence, in place of the oldest."""
     kernel = Kernel(device, bmax=3, seed=1)
     for oldest in (0, 1, 2, 0):
         caches = [layer.kv.clone() for layer in kernel._layers]
+        expected = naive_step(kernel, kernel.states[:2].clone(), oldest)
         kernel.step(2)
+        torch.testing.assert_close(kernel.states[:2], expected, rtol=1e-4, atol=1e-5)
         for before, layer in zip(caches, kernel._layers, strict=True):
             changed = (before != layer.kv).any(dim=-1)  # (2, sequence, head, token)
-            expected = torch.zeros_like(changed)
-            expected[:, :2, :, oldest] = True
-            assert torch.equal(changed, expected)
+            appended = torch.zeros_like(changed)
+            appended[:, :2, :, oldest] = True
+            assert torch.equal(changed, appended)
 
 
 def test_sequences_differ_and_those_beyond_the_batch_are_left_alone(device: Device) -> None:

@@ -40,53 +40,35 @@ def admitted_ms(outcome: Outcome) -> list[float]:
     return [found[request] for request in sorted(found)]
 
 
-def steps_of(outcome: Outcome) -> list[tuple[float, tuple[int, ...]]]:
-    return [(step.start_ms, step.requests) for step in outcome.steps]
+def served_of(outcome: Outcome) -> dict[float, str]:
+    """The requests of each step by its start."""
+    return {step.start_ms: "".join(map(str, step.requests)) for step in outcome.steps}
 
 
-def test_lone_request_waits_for_the_window_and_then_has_a_step_for_each_token() -> None:
-    outcome = run_schedule([100.0], 3, 4, 6.0, ten_ms)
-    assert steps_of(outcome) == [(106.0, (0,)), (116.0, (0,)), (126.0, (0,))]
-    [request] = outcome.requests
-    assert (request.first_token_s, request.ended_s) == (0.116, 0.136)
-    assert (request.ttft_s, request.latency_s) == pytest.approx((0.016, 0.036))
-
-
-def test_requests_that_arrive_within_the_window_start_together() -> None:
-    outcome = run_schedule([100.0, 104.0, 106.0], 1, 4, 6.0, ten_ms)
-    assert steps_of(outcome) == [(106.0, (0, 1, 2))]
-
-
-def test_full_batch_does_not_wait_for_the_window() -> None:
-    outcome = run_schedule([100.0, 104.0, 105.0], 1, 2, 6.0, ten_ms)
-    assert steps_of(outcome) == [(104.0, (0, 1)), (114.0, (2,))]
-
-
-def test_window_counts_from_the_arrival() -> None:
-    outcome = run_schedule([0.0, 1.0], 1, 1, 6.0, ten_ms)
-    assert steps_of(outcome) == [(0.0, (0,)), (10.0, (1,))]
-    outcome = run_schedule([0.0, 1.0, 7.0], 1, 2, 6.0, ten_ms)
-    assert steps_of(outcome) == [(1.0, (0, 1)), (13.0, (2,))]
-
-
-def test_batch_is_topped_up_between_steps_without_waiting() -> None:
-    outcome = run_schedule([0.0, 3.0, 11.0], 2, 4, 2.0, ten_ms)
-    assert steps_of(outcome) == [(2.0, (0,)), (12.0, (0, 1, 2)), (22.0, (1, 2))]
-    assert [request.ended_s for request in outcome.requests] == [0.022, 0.032, 0.032]
-
-
-def test_freed_place_goes_to_the_request_that_waited_longest() -> None:
-    outcome = run_schedule([0.0, 0.0, 1.0, 2.0], 2, 2, 0.0, ten_ms)
-    assert [requests for _, requests in steps_of(outcome)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
-
-
-def test_without_a_window_nothing_waits() -> None:
-    outcome = run_schedule([5.0, 40.0], 1, 4, 0.0, ten_ms)
-    assert ttft_ms(outcome) == pytest.approx([10, 10])
-
-
-def test_no_requests_are_no_steps() -> None:
-    assert run_schedule([], 1, 1, 6.0, ten_ms) == Outcome((), ())
+@pytest.mark.parametrize(
+    ("what", "arrivals_ms", "tokens", "bmax", "window_ms", "served"),
+    [
+        ("a lone request waits", [100], 3, 4, 6, {106: "0", 116: "0", 126: "0"}),
+        ("those in a window start together", [100, 104, 106], 1, 4, 6, {106: "012"}),
+        ("a full batch does not wait", [100, 104, 105], 1, 2, 6, {104: "01", 114: "2"}),
+        ("windows open with an arrival", [0, 1], 1, 1, 6, {0: "0", 10: "1"}),
+        ("and so does the last", [0, 1, 7], 1, 2, 6, {1: "01", 13: "2"}),
+        ("steps are topped up at once", [0, 3, 11], 2, 4, 2, {2: "0", 12: "012", 22: "12"}),
+        ("first come, first run", [0, 0, 1, 2], 2, 2, 0, {0: "01", 10: "01", 20: "23", 30: "23"}),
+        ("no window, no wait", [5, 40], 1, 4, 0, {5: "0", 40: "1"}),
+        ("no requests, no steps", [], 1, 1, 6, {}),
+    ],
+)  # fmt: skip
+def test_steps_start_when_they_must_and_serve_whom_they_must(
+    what: str, arrivals_ms: list[float], tokens: int, bmax: int, window_ms: float,
+    served: dict[float, str],
+) -> None:  # fmt: skip
+    outcome = run_schedule(arrivals_ms, tokens, bmax, window_ms, ten_ms)
+    assert served_of(outcome) == served
+    for index, request in enumerate(outcome.requests):
+        ends_ms = [start_ms + 10 for start_ms, those in served.items() if str(index) in those]
+        times_s = (request.first_token_s, request.ended_s)
+        assert times_s == pytest.approx((ends_ms[0] / 1000, ends_ms[-1] / 1000))
 
 
 def test_each_step_is_run_once_in_order() -> None:
@@ -181,11 +163,7 @@ def test_reference_has_the_figures_of_the_papers_program(window_ms: float, p95_m
 def test_reference_idles_for_a_quarter_of_the_window_before_each_step() -> None:
     outcome = run_schedule([100.0, 107.0, 109.5], 2, 4, 6.0, ten_ms, reference=True)
     # The window is open for all of its time; between steps 1.5 ms pass, in which nothing runs.
-    assert steps_of(outcome) == [
-        (106.0, (0,)),
-        (117.5, (0, 1, 2)),
-        (129.0, (1, 2)),
-    ]
+    assert served_of(outcome) == {106.0: "0", 117.5: "012", 129.0: "12"}
 
 
 def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
