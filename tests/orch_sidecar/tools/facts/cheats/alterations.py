@@ -73,6 +73,16 @@ def set_to(
     return changed(name, lambda s: replace(s, attributes={**s.attributes, **attributes}), only)
 
 
+def engine(name: str, value: Value, only: Sequence[int] | None = None) -> Alteration:
+    """Sets what the engine states."""
+    return set_to(SEQUENCE, {f"orch.{name}": value}, only)
+
+
+def sidecar(name: str, value: Value, only: Sequence[int] | None = None) -> Alteration:
+    """Sets what the sidecar states."""
+    return set_to(SERVER, {f"orch.{name}": value}, only)
+
+
 def raised(name: str, by: float, only: Sequence[int] | None = None) -> Alteration:
     """Adds to a numeric attribute of the engine's spans."""
 

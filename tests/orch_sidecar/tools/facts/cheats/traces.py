@@ -21,6 +21,7 @@ from tests.orch_sidecar.tools.facts.cheats.alterations import (
     both,
     changed,
     dropped,
+    engine,
     kind,
     moved,
     one_after_another,
@@ -28,6 +29,7 @@ from tests.orch_sidecar.tools.facts.cheats.alterations import (
     requests,
     said,
     set_to,
+    sidecar,
 )
 
 
@@ -68,7 +70,7 @@ CHEATS = cases(
         ("trickle", "offline"): {
             "offline from a trickle": one_after_another(12, 2),
             "a trickle whose spans claim a full batch": both(
-                one_after_another(12, 2), set_to(SEQUENCE, {"orch.batch_size.max": 8})
+                one_after_another(12, 2), engine("batch_size.max", 8)
             ),
             "offline whose last request came late": both(moved(1.0, only=[5]), recounted),
         },
@@ -80,17 +82,15 @@ CHEATS = cases(
                     for n in range(6)
                 ),
                 changed(SERVER, lambda span: replace(span, end_ns=span.end_ns + 10**9)),
-                set_to(SEQUENCE, {"orch.batch_size.max": 2}),
+                engine("batch_size.max", 2),
                 recounted,
             ),
-            "offline whose batch was smaller than slots and work": set_to(
-                SEQUENCE, {"orch.batch_size.max": 5}
-            ),
+            "offline whose batch was smaller than slots and work": engine("batch_size.max", 5),
         },
         ("one_by_one", "cloud"): {
             "requests for two sequences, one after another": both(
-                one_after_another(6, 0), set_to(SEQUENCE, {"orch.batch_size.max": 2})
-            ),
+                one_after_another(6, 0), engine("batch_size.max", 2)
+            )
         },
         ("never_batched", "cloud"): {
             "concurrency 1 on an engine that can batch": one_after_another(6, 0),
@@ -109,33 +109,27 @@ CHEATS = cases(
         ("mostly_alone", "cloud"): {
             "thirty alone and a pair": one_after_another(30, 2),
             "requests for four sequences one after another, and a pair": both(
-                one_after_another(6, 2), set_to(SEQUENCE, {"orch.batch_size.max": 4})
+                one_after_another(6, 2), engine("batch_size.max", 4)
             ),
         },
         ("mostly_alone", "offline"): {
             "requests for sixteen sequences one after another, and two at once": both(
-                one_after_another(6, 2), set_to(SEQUENCE, {"orch.batch_size.max": 8})
-            ),
+                one_after_another(6, 2), engine("batch_size.max", 8)
+            )
         },
         ("batch_above_one", "home"): {
-            "a batch above one as single_stream": set_to(SEQUENCE, {"orch.batch_size.max": 2}, [1]),
+            "a batch above one as single_stream": engine("batch_size.max", 2, [1])
         },
         ("wrong_slots", "home"): {
-            "single_stream with 8 slots": set_to(SEQUENCE, {"orch.slots_total": 8}),
+            "single_stream with 8 slots": engine("slots_total", 8),
             "home labelled offline": relabelled("offline"),
         },
-        ("wrong_slots", "cloud"): {
-            "cloud with one slot": set_to(SEQUENCE, {"orch.slots_total": 1}),
-        },
+        ("wrong_slots", "cloud"): {"cloud with one slot": engine("slots_total", 1)},
         ("online_traffic", "offline"): {
-            "interactive requests as offline": set_to(SERVER, {"orch.class": "interactive"}, [2]),
+            "interactive requests as offline": sidecar("class", "interactive", [2])
         },
-        ("never_batched", "home"): {
-            "home labelled batched_online": relabelled("batched_online"),
-        },
-        ("batch_above_one", "cloud"): {
-            "cloud labelled single_stream": relabelled("single_stream"),
-        },
+        ("never_batched", "home"): {"home labelled batched_online": relabelled("batched_online")},
+        ("batch_above_one", "cloud"): {"cloud labelled single_stream": relabelled("single_stream")},
         ("contradiction", "cloud"): {
             "cloud labelled offline": relabelled("offline"),
             "a label forged by the sidecar alone": set_to(SERVER, {"measurement_type": "offline"}),
@@ -143,49 +137,43 @@ CHEATS = cases(
                 SEQUENCE, {"measurement_type": "single_stream"}, [3]
             ),
             "an engine clock 2 s ahead": moved(2, SEQUENCE),
-            "speculative decoding that is denied": set_to(SEQUENCE, {"orch.tokens_per_step": 4}),
+            "speculative decoding that is denied": engine("tokens_per_step", 4),
         },
         ("online_traffic", "cloud"): {
             "cloud labelled offline, its profile too, with interactive requests": relabelled(
                 "offline", profile="offline"
-            ),
+            )
         },
-        ("unknown_label", "cloud"): {
-            "a label that nothing measures": relabelled("aggregate"),
-        },
+        ("unknown_label", "cloud"): {"a label that nothing measures": relabelled("aggregate")},
         ("contradiction", "home"): {
             "single_stream with profile=cloud": relabelled("single_stream", profile="cloud"),
-            "a profile that the engine does not run": set_to(SERVER, {"orch.profile": "cloud"}),
+            "a profile that the engine does not run": sidecar("profile", "cloud"),
             "an engine clock 100 s behind": moved(-100, SEQUENCE),
             "a sequence of another below a request's span": nested(2, below=0),
             "a sequence that is there twice": nested(1, below=1),
         },
         ("engine_changed", "cloud"): {
-            "an engine that was restarted": set_to(SEQUENCE, {"orch.epoch": "another"}, [4, 5]),
+            "an engine that was restarted": engine("epoch", "another", [4, 5])
         },
         ("engine_not_traced", "cloud"): {
-            "engine spans that were sampled out": dropped(SEQUENCE, [1]),
+            "engine spans that were sampled out": dropped(SEQUENCE, [1])
         },
         ("engine_not_traced", "home"): {
             "no engine span at all": dropped(SEQUENCE),
             "a request without the sidecar's engine span": dropped(ATTEMPT, [2]),
         },
-        ("not_ended", "home"): {
-            "a server span that is not there yet": dropped(SERVER, [2]),
-        },
+        ("not_ended", "home"): {"a server span that is not there yet": dropped(SERVER, [2])},
         ("nothing_served", "cloud"): {
             "requests of an engine that was killed": both(
-                set_to(SERVER, {"orch.outcome": "engine_failed"}),
+                sidecar("outcome", "engine_failed"),
                 set_to(ATTEMPT, {"orch.outcome": "engine_failed"}),
-            ),
+            )
         },
         ("other_traffic", "cloud"): {
             "speculative decoding in half of a run": set_to(
                 SEQUENCE, {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4}, [3, 4, 5]
-            ),
+            )
         },
-        ("not_counted", "cloud"): {
-            "conditions that nobody states": set_to(SEQUENCE, {"orch.quantization": ""}),
-        },
+        ("not_counted", "cloud"): {"conditions that nobody states": engine("quantization", "")},
     }
 )
