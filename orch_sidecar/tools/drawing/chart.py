@@ -98,24 +98,18 @@ def remarked(points: Sequence[tuple[str, Collection[str]]], unit: str = "") -> I
 
 
 def by_size(
-    title: str,
-    about: str,
-    x_label: str,
-    y_label: str,
-    series: Sequence[Series],
-    linear: bool,
-    marked: Sequence[Marked] = (),
+    title: str, about: str, x: str, y: str, series: Sequence[Series], linear: bool, *marked: Marked
 ) -> Chart:
-    """Returns a chart by the size of a batch, a load or a fleet.
+    """Returns a chart by the size of a batch, a load or a fleet. `x`, `y`: the labels of the axes.
 
     Both axes are linear from 0, so that what grows by a constant is straight; or, unless `linear`,
     both are logarithmic where the sizes are far apart, so that what is proportional is straight.
     """
     measured = [each for each in series if each.marker] or series
-    xs = sorted({x for each in measured for x in each.xs})
-    wide = not linear and xs[0] > 0 and xs[-1] >= _WIDE * xs[0]
-    log = wide and all(y > 0 for each in series for y in each.ys)
-    return Chart(title, about, Axis(x_label, log, whole=True), Axis(y_label, log), series, marked)
+    sizes = sorted({size for each in measured for size in each.xs})
+    wide = not linear and sizes[0] > 0 and sizes[-1] >= _WIDE * sizes[0]
+    log = wide and all(value > 0 for each in series for value in each.ys)
+    return Chart(title, about, Axis(x, log, whole=True), Axis(y, log), series, marked)
 
 
 def bars_by_batch(

@@ -193,7 +193,7 @@ def _picture(found: Sequence[Prediction], target: float, title: str, suffix: str
     series = Series("within the SLO", engines, [100 * each.goodput for each in found])
     wanted = Marked(f"wanted {target:.0%}", 100 * target, is_bound=True, horizontal=True)
     label, unit = "engines", "% of interactive requests"
-    chart = by_size("Goodput", "Predicted.", label, unit, [series], linear=True, marked=[wanted])
+    chart = by_size("Goodput", "Predicted.", label, unit, [series], True, wanted)
     return drawn(suffix, title, [chart])
 
 

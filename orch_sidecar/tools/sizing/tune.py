@@ -241,7 +241,7 @@ def charts_of(curve: StepCurve, decision: Decision, tpot_slo_ms: float | None) -
     slo = () if tpot_slo_ms is None else (Marked("SLO", tpot_slo_ms, True, horizontal=True),)
     label = "sequences per step"
     return [
-        by_size("Decode step", off, label, "ms", times, linear=True, marked=slo),
+        by_size("Decode step", off, label, "ms", times, True, *slo),
         by_size("Throughput", off, label, "tokens/s", throughput, linear=False),
     ]
 

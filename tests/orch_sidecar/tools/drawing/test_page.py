@@ -13,9 +13,7 @@ from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 HOSTILE = """<script>alert(1)</script>"'&<img src=x onerror=alert(1)>]]>--></style></title>"""
 SERIES = [Series(HOSTILE, [1, 2], [3, 4]), Series("other", [1, 2], [4, 5])]
-CHART = by_size(
-    HOSTILE, HOSTILE, HOSTILE, HOSTILE, SERIES, linear=True, marked=[Marked(HOSTILE, 1.5)]
-)
+CHART = by_size(HOSTILE, HOSTILE, HOSTILE, HOSTILE, SERIES, True, Marked(HOSTILE, 1.5))
 
 
 def written() -> pages.Page:

@@ -25,9 +25,7 @@ FITTED = Series("fitted", (1, 4, 8), (91, 318, 562), "--", "", 1)
 
 
 def sized(*series: Series, linear: bool = False, marked: Sequence[Marked] = ()) -> Chart:
-    return by_size(
-        "Throughput", "of one engine", "batch", "tokens/s", series, linear=linear, marked=marked
-    )
+    return by_size("Throughput", "of one engine", "batch", "tokens/s", series, linear, *marked)
 
 
 def shown(chart: Chart) -> Page:

@@ -285,6 +285,7 @@ class TestCharts:
         found = compared(*(at(2, 100, gpu=f"gpu {number}") for number in range(30)))
         letters = [each.letter for each in charts_of(found)[0].series]
         assert (letters[0], letters[25], letters[26]) == ("A", "Z", "27")
+        assert charts_of(found)[0].explained == [], "too many for a legend"
 
     @pytest.mark.parametrize("count", [1, 2, 4, 16])
     def test_real_names_are_drawn_without_a_warning(self, count: int) -> None:
