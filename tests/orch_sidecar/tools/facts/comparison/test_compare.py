@@ -282,10 +282,12 @@ class TestCharts:
         assert speedup.x.log is speedup.y.log is True, "what is proportional is straight"
 
     def test_thirty_sets_have_a_letter_or_number_each(self) -> None:
-        found = compared(*(at(2, 100, gpu=f"gpu {number}") for number in range(30)))
+        short = [{"preliminary": "yes"}] * 20 + [{}] * 10
+        found = compared(*(at(2, 100, gpu=f"gpu {n}", notes=short[n]) for n in range(30)))
         letters = [each.letter for each in charts_of(found)[0].series]
         assert (letters[0], letters[25], letters[26]) == ("A", "Z", "27")
         assert charts_of(found)[0].explained == [], "too many for a legend"
+        assert "preliminary: 20 points; letters as in the tables" in charts_of(found)[0].about
 
     @pytest.mark.parametrize("count", [1, 2, 4, 16])
     def test_real_names_are_drawn_without_a_warning(self, count: int) -> None:
