@@ -39,6 +39,7 @@ examples:
   orch bench decode                               the defaults: less than five seconds
   orch bench decode --sweep                       tokens/s by batch, and the curve t0 + c b^alpha
   orch bench decode --window-ms 6,2               TTFT with two admission windows
+  orch bench decode --rate 120 --tokens 512 --bmax 64 --window-ms 20
   orch bench decode --lambda=60 --tokens=32 --bmax=8 --window_ms=3 --work=16384
                                                   as the paper's program is called
   orch bench decode --reference                   the loop of that program"""
