@@ -77,9 +77,6 @@ _ARRIVALS: Final[dict[Label, dict[str, Any]]] = {
     Label.SINGLE_STREAM: {"arrivals": Arrivals.ONE_BY_ONE, "concurrency": 1},
     Label.OFFLINE: {"arrivals": Arrivals.AT_ONCE},
 }
-# MLPerf requires one query of 24 576 samples, which are requests here; this many keep an engine of
-# 256 slots busy for four rounds.
-_OFFLINE_REQUESTS: Final = 1024
 
 _FIELD: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([ -~]*?)[ \t]*")
 # Header fields that every request has already, and the reason why --header must not set them.
@@ -188,9 +185,11 @@ def _add_length(parser: argparse.ArgumentParser, label: Label) -> None:
     """Adds the length of a run.
 
     Defaults: the fewest queries that MLPerf's early stopping can judge, and its minimum duration.
+    Offline it requires one query of 24 576 samples, which are requests here; 1024 keep an engine of
+    256 slots busy for four rounds.
     """
     if label is Label.OFFLINE:
-        title, requests, sent = "length", _OFFLINE_REQUESTS, "sent at once"
+        title, requests, sent = "length", 1024, "sent at once"
         lasts = "expected; the result notes if it was less"
     else:
         title, requests, sent = "length: until both are reached", MIN_QUERIES[label], "at least"

@@ -12,7 +12,7 @@ from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.capabilities import served_model, vocabulary
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.bench.results.result import Given, Status, row_of
+from orch_sidecar.tools.bench.results.result import Status, row_of
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
@@ -124,7 +124,7 @@ async def test_row_that_cannot_be_made_is_reported_before_anything_is_sent(
     ],
 )
 async def test_claim_that_the_engine_contradicts_is_rejected_before_anything_is_sent(
-    engine: ScriptedEngine, cloud: Running, given: Given, both: str
+    engine: ScriptedEngine, cloud: Running, given: dict[str, Any], both: str
 ) -> None:
     with pytest.raises(Unavailable, match=re.escape(both)):
         await measured(url_of(cloud), CLOSED, given=given)

@@ -12,13 +12,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.report import measures
-from orch_sidecar.tools.bench.results.result import (
-    FATES,
-    KEPT_SHARE,
-    EngineDocument,
-    Result,
-    Status,
-)
+from orch_sidecar.tools.bench.results.result import FATES, KEPT_SHARE, Result, Status
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Marked, Series, bars_by_batch
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text, percent, value_text
@@ -26,13 +20,6 @@ from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.recorded import answers
 from orch_sidecar.tools.facts.tables.row import Label
-
-_MARKED: Final = (50, 95, 99)  # percentiles
-_MOST_TIMES: Final = 80
-# Times that span more than this are easier to read on a logarithmic axis.
-_WIDE: Final = 30.0
-# A bin of the time with fewer requests than this would show single requests, not the run.
-_LEAST_IN_BIN: Final = 2
 
 
 def conditions_of(result: Result) -> dict[str, dict[str, Any]]:
@@ -52,8 +39,9 @@ def conditions_of(result: Result) -> dict[str, dict[str, Any]]:
     }
 
 
-def engine_text(engine: EngineDocument) -> str:
+def engine_text(result: Result) -> str:
     """Describes the engine, its hardware and its slots in one line."""
+    engine = result.engine
     parts = [
         engine.engine or "an unknown engine",
         engine.precision,
@@ -129,10 +117,9 @@ def verdict(page: Page, result: Result, letter: str = "") -> None:
     """
     kind, meaning = KINDS[result.status]
     name = f"{letter}: {result.engine.model_name}, " if letter else ""
-    status = f"{result.measurement_type}: {result.status.value}"
-    page.text(name, badge(status, kind), f" · {meaning}")
+    page.text(name, badge(f"{result.measurement_type}: {result.status}", kind), f" · {meaning}")
     load = f"{result.scenario.text}, prompts: {result.scenario.prompts}"
-    page.text(f"{engine_text(result.engine)} · {load} · {began(result)}")
+    page.text(f"{engine_text(result)} · {load} · {began(result)}")
     page.list(result.reasons, "Why", kind)
     if not letter:
         page.list(result.shortfalls, "What it lacks to be published", "warn")
@@ -147,8 +134,7 @@ def began(result: Result) -> str:
 
 def conditions(page: Page, result: Result) -> None:
     """Appends the meaning of the label and all conditions."""
-    label = result.measurement_type
-    page.remark(f"{label.value}: {LABELS.get(label, '')}.")
+    page.remark(f"{result.measurement_type}: {LABELS.get(result.measurement_type, '')}.")
     page.facts(conditions_of(result))
     signed, missing = result.evidence.signed, result.evidence.missing
     none = f"none: {missing}" if missing else "none"
@@ -206,19 +192,19 @@ def distribution(*runs: measures.Times) -> Chart:
     """Returns the share of the requests up to each time, of one run with its percentiles, or of
     runs side by side; with the bound of the SLO.
 
-    The axis is logarithmic where times differ widely. It begins at a thousandth of the largest
-    then: what is shorter lies at its edge.
+    The axis is logarithmic where times differ so widely that this is easier to read. It begins at a
+    thousandth of the largest then: what is shorter lies at its edge.
     """
     values = [value for times in runs for value in times.values]
     bounds = sorted({times.bound_ms for times in runs if times.bound_ms is not None})
     least, most = min([*values, *bounds]), max([*values, *bounds])
     axis = Axis("ms", low=0.0 if least < most / 2 else 0.95 * least, high=1.02 * most or 1.0)
-    if least > 0 and most > _WIDE * least:
+    if least > 0 and most > 30 * least:
         axis = Axis("ms", log=True, low=max(least, most / 1000), high=most)
     marks = [
         Marked(f"{at} {number_text(value)}", value)
         for at, p in measures.percentiles_of(len(values)).items()
-        if len(runs) == 1 and p in _MARKED and (value := percentile(values, p)) is not None
+        if len(runs) == 1 and p in (50, 95, 99) and (value := percentile(values, p)) is not None
     ]
     marks += [Marked(f"SLO {number_text(bound)}", bound, is_bound=True) for bound in bounds]
     series, about = [], []
@@ -238,7 +224,8 @@ def distribution(*runs: measures.Times) -> Chart:
 def over_time(result: Result) -> Iterator[Chart]:
     """Yields tokens per second, then batch and queue, over the time of the run, if it has any."""
     made = answers(result.calls)
-    edges = measures.edges_of(made, min(_MOST_TIMES, max(10, len(made) // _LEAST_IN_BIN)))
+    # Parts with less than two requests would show these, not the run.
+    edges = measures.edges_of(made, min(80, max(10, len(made) // 2)))
     if not edges:
         return
     width_s = edges[1] - edges[0]

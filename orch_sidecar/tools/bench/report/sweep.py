@@ -77,7 +77,7 @@ def sweep_title(sweep: Sweep) -> str:
     """Names what was measured: model, label, lengths, engine and hardware."""
     first = sweep.results[0]
     load = f"{first.measurement_type}, closed loops, prompts: {first.scenario.prompts}"
-    return f"{first.engine.model_name}: {load}, {engine_text(first.engine)}"
+    return f"{first.engine.model_name}: {load}, {engine_text(first)}"
 
 
 def limits(sweep: Sweep) -> Iterator[str]:

@@ -17,13 +17,6 @@ from pydantic import BaseModel, ConfigDict
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.labels import measured
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals
-from orch_sidecar.tools.facts.labels.measured import (
-    ENGINE_COLUMNS,
-    Engine,
-    Model,
-    engine_of,
-    name_model,
-)
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import Call, Calls, RecordedRun
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
@@ -79,7 +72,7 @@ class EngineDocument(Document):
     def missing(self) -> list[str]:
         """What a row requires and is unknown, as sentences."""
         missing = []
-        if unknown := [name for name in ENGINE_COLUMNS if getattr(self, name) is None]:
+        if unknown := [name for name in measured.ENGINE_COLUMNS if getattr(self, name) is None]:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
             missing.append(f"the endpoint does not report its hardware and engine: give {flags}")
         if is_path(self.model_id):
@@ -201,12 +194,11 @@ class Result(Document):
 
 # What a user may give of an engine that does not report it: `engine` is name and version,
 # `model_id` of a model that is served by another name.
-GIVEN: Final = (*ENGINE_COLUMNS, "model_id", "model_name")
-Given = Mapping[str, Any]
+GIVEN: Final = (*measured.ENGINE_COLUMNS, "model_id", "model_name")
 
 
 def identity(
-    model: str, snapshot: Snapshot | None, given: Given
+    model: str, snapshot: Snapshot | None, given: Mapping[str, Any]
 ) -> tuple[EngineDocument, list[str]]:
     """Returns the identity of an engine, and which of the given values its report contradicts, as
     sentences with both. `model`: the name that it is served by. `snapshot`: its report."""
@@ -217,14 +209,14 @@ def identity(
             name, _, version = given["engine"].partition(" ")
             stated["engine"] = format_engine(name, version or None)
         return EngineDocument(model=model, given=[*given], **stated), []
-    reported = engine_of(snapshot).columns
+    reported = measured.engine_of(snapshot).columns
     wrong = [
         f"--{name.replace('_', '-')} {given[name]!r} contradicts the engine, which reports "
         f"{report!r}: omit the option"
         for name, report in reported.items()
         if name in given and str(given[name]).casefold() != str(report).casefold()
     ]
-    named = name_model(model_id, stated["model_name"], snapshot.models, [snapshot.weights])
+    named = measured.name_model(model_id, stated["model_name"], snapshot.models, [snapshot.weights])
     if "model_id" in given and named.objection is not None:
         wrong.append(f"--model-id {model_id!r}: {named.objection}")
     for name in ("weights", "pool", "profile", "slots_total", "conditions", "epoch"):
@@ -247,11 +239,11 @@ def row_of(result: Result) -> Row:
     if missing:
         raise ValueError("; ".join(missing))
     settings = {"profile": engine.profile, **(engine.conditions or {})}
-    known = Engine(
-        **engine.model_dump(include={*ENGINE_COLUMNS}),
+    known = measured.Engine(
+        **engine.model_dump(include={*measured.ENGINE_COLUMNS}),
         batches=None if result.status is Status.UNVERIFIED else result.batches,
         settings=settings | {PREFIX_HIT_RATIO: result.prefix_hit_ratio},
     )
-    model = Model(engine.model_id, engine.model_name, engine.given)
+    model = measured.Model(engine.model_id, engine.model_name, engine.given)
     run = RecordedRun.model_validate(result, from_attributes=True).run
     return measured.row_of(run, result.measurement_type, known, model, f"orch-bench:{result.id}")

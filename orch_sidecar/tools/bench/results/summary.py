@@ -83,8 +83,7 @@ class RunRecord:
     `digest`: of its secret id, as its spans have it. `before`, `after`: what the engine reported,
     as far as it could be read; `unread_reason`: why it could not be read after the run. `lag_s`,
     `cpu_share`: of its client, as `LoadGenerator` has them. `stopped`: the user ended it early.
-    `disturbed`: what others did that ended it, empty if they did not. `loadgen`: what MLCommons'
-    load generator found, if it sent the requests.
+    `disturbed`: what others did that ended it, empty if they did not.
     """
 
     plan: Plan

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from orch_sidecar.tools.bench.results.result import Given, identity
+from orch_sidecar.tools.bench.results.result import identity
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 ALL = {"engine": "vLLM 0.33.0", "precision": "BF16", "gpu": "H100", "gpu_count": 2}
@@ -30,7 +32,7 @@ def test_identity_is_what_the_engine_reports() -> None:
     ],
 )
 def test_given_value_that_contradicts_the_report_is_an_error_and_not_taken(
-    given: Given, both: tuple[str, str]
+    given: dict[str, Any], both: tuple[str, str]
 ) -> None:
     found, [text] = identity("tiny", snapshot(), given)
     assert all(each in text for each in both)
