@@ -78,6 +78,17 @@ _ARRIVALS: Final[dict[Label, dict[str, Any]]] = {
     Label.OFFLINE: {"arrivals": Arrivals.AT_ONCE},
 }
 
+# The options that a scenario has as they are, by its fields.
+_STATED: Final = {name: name for name in ("label", "arrivals", "seed", "burstiness")} | {
+    "least_requests": "requests",
+    "least_seconds": "duration",
+    "clients": "concurrency",
+    "rate_per_s": "rate",
+    "warm_up_requests": "warm_up",
+}
+# What other options of arrivals belong to.
+_NEEDED: Final = {"rate": ("burstiness", "find_rate"), "trace": ("bulk_trace", "bulk_clients")}
+
 _FIELD: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([ -~]*?)[ \t]*")
 # Header fields that every request has already, and the reason why --header must not set them.
 _RESERVED_FIELDS: Final = {
@@ -234,27 +245,6 @@ def header(text: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-# The options that a scenario has as they are, by its fields.
-_STATED: Final = {
-    "label": "label",
-    "arrivals": "arrivals",
-    "least_requests": "requests",
-    "least_seconds": "duration",
-    "seed": "seed",
-    "clients": "concurrency",
-    "rate_per_s": "rate",
-    "burstiness": "burstiness",
-    "warm_up_requests": "warm_up",
-}
-# What an option of arrivals belongs to.
-_NEEDED: Final = {
-    "burstiness": "rate",
-    "find_rate": "rate",
-    "bulk_trace": "trace",
-    "bulk_clients": "trace",
-}
-
-
 def scenario_of(options: argparse.Namespace) -> Scenario:
     """Returns the scenario that the options define. A command without the options of
     `_add_arrivals` has its arrivals among them.
@@ -269,9 +259,10 @@ def scenario_of(options: argparse.Namespace) -> Scenario:
 
 def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
     """Returns what of a scenario follows from how its requests arrive."""
-    for name, needed in _NEEDED.items():
-        if getattr(options, name) and getattr(options, needed) is None:
-            raise ValueError(f"--{name.replace('_', '-')}: it needs --{needed} beside it")
+    for needed, names in _NEEDED.items():
+        for name in names:
+            if getattr(options, name) and getattr(options, needed) is None:
+                raise ValueError(f"--{name.replace('_', '-')}: it needs --{needed} beside it")
     if options.find_rate and not slo_of(options):
         raise ValueError(
             "--find-rate needs an SLO: give --slo-ttft-ms, --slo-tpot-ms or --slo-latency-ms"

@@ -39,7 +39,11 @@ _T: Final = 2.262157
 # this in 5 of 100 cases (L. C. Young, "On randomness in ordered sequences", 1941).
 _LEAST_RATIO: Final = 1.066
 
+_SHARE: Final = "%"  # of the requests
+_TIME: Final = "ms"
+
 _Value = TypeVar("_Value")
+Amount = tuple[Interval, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +87,6 @@ def estimated(whole: float, sections: Sequence[float]) -> Estimate:
     return Estimate(whole, _T * math.sqrt(squares / (count * (count - 1))))
 
 
-Amount = tuple[Interval, float]
-
-
 def edges_of(completed: Sequence[CompletedRequest], count: int) -> list[float]:
     """Divides the time from the first arrival to the last end; returns the bounds of the parts,
     none without any time."""
@@ -121,10 +122,6 @@ class Times:
     title: str
     values: Sequence[float]
     bound_ms: float | None = None
-
-
-_SHARE: Final = "%"  # of the requests
-_TIME: Final = "ms"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,12 @@ from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, is_pa
 
 # The columns of `calls`, one row per request.
 CALL_COLUMNS: Final = (*[each.name for each in fields(Call)][:-1], "class")
+FATES: Final = ("answered", "refused", "failed", "cut")  # of a request of a run that has ended
+# Of a trial's requests, those that must meet the SLO. MLPerf Server: the 99th percentile does.
+KEPT_SHARE: Final = 0.99
+# What a user may give of an engine that does not report it: `engine` is name and version,
+# `model_id` of a model that is served by another name.
+GIVEN: Final = (*measured.ENGINE_COLUMNS, "model_id", "model_name")
 
 
 class Status(StrEnum):
@@ -93,9 +99,6 @@ class ClientDocument(Document):
     bottleneck: list[str]
 
 
-FATES: Final = ("answered", "refused", "failed", "cut")  # of a request of a run that has ended
-
-
 class Counts(Document):
     """Requests by outcome, and the reasons of those that were not answered.
 
@@ -118,10 +121,6 @@ class Goodput(Document):
 
     requests: int
     share: float
-
-
-# Of a trial's requests, those that must meet the SLO. MLPerf Server: the 99th percentile does.
-KEPT_SHARE: Final = 0.99
 
 
 class Trial(Document):
@@ -190,11 +189,6 @@ class Result(Document):
     def is_sound(self) -> bool:
         """Whether its figures hold."""
         return self.status not in (Status.INVALID, Status.INCOMPLETE)
-
-
-# What a user may give of an engine that does not report it: `engine` is name and version,
-# `model_id` of a model that is served by another name.
-GIVEN: Final = (*measured.ENGINE_COLUMNS, "model_id", "model_name")
 
 
 def identity(

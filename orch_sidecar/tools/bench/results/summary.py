@@ -39,6 +39,11 @@ from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfal
 _LAG_S: Final = 0.02
 _CPU_SHARE: Final = 0.9
 
+# A load too sparse to batch: a search for a rate also tries such ones.
+_TOO_SPARSE: Final = frozenset({Reason.NEVER_BATCHED, Reason.ONE_BY_ONE, Reason.MOSTLY_ALONE})
+# Of a Poisson process with a mean of two in flight, two thirds of the busy time have several:
+# 1 - m / (e^m - 1) = 0.69, and `thresholds.SHARED_STEPS` asks for half of the steps.
+_IN_FLIGHT: Final = 2
 _NOT_STATED: Final = EvidenceDocument(missing="interrupted before the engine's statement")
 
 
@@ -67,13 +72,6 @@ def _client_of(run: RunRecord, window_s: float) -> ClientDocument:
         cpu_share=cpu_share,
         bottleneck=causes,
     )
-
-
-# A load too sparse to batch: a search for a rate also tries such ones.
-_TOO_SPARSE: Final = frozenset({Reason.NEVER_BATCHED, Reason.ONE_BY_ONE, Reason.MOSTLY_ALONE})
-# Of a Poisson process with a mean of two in flight, two thirds of the busy time have several:
-# 1 - m / (e^m - 1) = 0.69, and `thresholds.SHARED_STEPS` asks for half of the steps.
-_IN_FLIGHT: Final = 2
 
 
 @dataclass(slots=True)
