@@ -121,6 +121,7 @@ def test_picture_has_a_title_and_words_for_who_cannot_see_it() -> None:
     [picture] = page.all("svg")
     assert (picture["role"], picture["class"]) == ("img", "chart")
     assert picture["aria-labelledby"] == "picture-7-title picture-7-about"
+    assert page.all("style") == page.all("metadata") == [], "they are the page's"
     assert [text for text in page.texts if text.strip()][:2] == ["Throughput", "of one engine"]
 
 
@@ -139,7 +140,9 @@ def test_legend_names_what_is_not_alone_or_has_a_letter_unless_another_chart_doe
     nameless = Series("", (1, 2), (3, 4), letter="A")
     svg = drawn(".svg", "a title", [sized(MEASURED, FITTED), sized(nameless, FITTED)]).decode()
     assert [svg.count(f"<!-- {name} -->") for name in ("measured", "fitted")] == [1, 2]
-    assert "A long name" in shown(sized(replace(nameless, name="A long name"))).texts
+    dashed = shown(sized(replace(nameless, name="A long name", line="--")))
+    assert "A long name" in dashed.texts
+    assert "stroke-width: 2.8" in dashed.html, "seen below a solid line"
 
 
 @pytest.mark.parametrize("last", [1, 700])

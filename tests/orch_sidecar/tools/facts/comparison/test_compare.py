@@ -65,6 +65,9 @@ def test_ways_of_batching_stand_side_by_side_and_are_never_averaged() -> None:
     related = [each.over_single for way in of_set.ways for each in way.points]
     assert related == pytest.approx([1, 150 / 90, 20, 40])
     assert [point.over_single for point in points(compared(at(2, 150)))] == [None]
+    setups = ({"max_num_batched_tokens": 512}, {"max_num_batched_tokens": 8192})
+    singles = compared(*(at(1, 90 + n, SINGLE, notes=each) for n, each in enumerate(setups)))
+    assert [way.points[0].over_single for way in singles.sets[0].ways] == [1, 91 / 90]
 
 
 @pytest.mark.parametrize(

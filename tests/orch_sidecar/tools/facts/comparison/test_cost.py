@@ -76,6 +76,7 @@ class TestHour:
         prices = Prices(3.6, used=0.25, per_kwh=0.5, watts=1000.0, idle_watts=100.0)
         found = cost_of(thousand(SINGLE, gpu_count=2), prices)
         assert found.hour == pytest.approx(2 * (3.6 + 0.5 * (0.25 * 1.0 + 0.75 * 0.1)))
+        assert Prices(3.6, per_kwh=0.5, watts=1000.0).hour(1) == pytest.approx(4.1)
 
 
 class TestSharedMachine:
