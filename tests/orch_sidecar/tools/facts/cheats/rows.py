@@ -94,6 +94,7 @@ LOADS = [
     Way("offline at home", "offline", {"profile": "home"}, rule="must not be home"),
     Way("offline in cloud", "offline", {"profile": "cloud"}, rule="must not be cloud"),
     Way("offline from a closed loop", "offline", {"arrivals": "closed_loop", "at_once": "64"}),
+    Way("a claim of no label", "claimed", {"claim": "online"}, rule="must be one of none, single_"),
     Way("claimed load of another label", "claimed", {"claim": "single_stream"}, rule="for single"),
     Way("arrivals of an unknown kind", "online", {"arrivals": "one-by-one"}, rule="one of one_by"),
     Way("arrivals with look-alikes", "offline", {"arrivals": "\u0430t_once"}, rule="one of one_by"),
