@@ -171,8 +171,8 @@ def _of_schedule(load: Load, requests: Sequence[Interval], *, exact: bool) -> It
         ended_s = max((each.end for each in requests if each.end < math.inf), default=math.inf)
         if total > thresholds.LACKING * (ended_s - arrived_s[0]):
             yield f"arrivals is {load.arrivals}, the requests came within {total:.3g} s"
-    elif load.arrivals is Arrivals.POISSON and total > 0:
-        came, likely = _came_as_answers_ended(requests, arrived_s, total / count, exact=exact)
+    elif load.arrivals in (Arrivals.POISSON, Arrivals.GAMMA) and total > 0:
+        came, likely = _came_as_answers_ended(load, requests, arrived_s, exact=exact)
         if came > likely and _log_chance(likely, came) < math.log(thresholds.UNLIKELY):
             text = f"{came} requests came as answers ended, by chance {likely:.3g} would"
             yield f"arrivals is {load.arrivals}, {text}"
@@ -191,16 +191,19 @@ def _of_schedule(load: Load, requests: Sequence[Interval], *, exact: bool) -> It
 
 
 def _came_as_answers_ended(
-    requests: Sequence[Interval], arrived_s: Sequence[float], gap_s: float, *, exact: bool
+    load: Load, requests: Sequence[Interval], arrived_s: Sequence[float], *, exact: bool
 ) -> tuple[int, float]:
     """Counts the requests that came within `FOLLOWED` of the mean gap after the end of an answer,
-    each after another one, and returns how many of a Poisson process would.
+    each after another one, and returns how many by random gaps would, at most.
 
-    Such a process does not know when answers end (PASTA): in a time that is chosen by what was
-    before it, requests come at its rate. The time here is that in which one would be counted. A
+    A Poisson process does not know when answers end (PASTA): in a time that is chosen by what was
+    before it, requests come at its rate. The time here is that in which one would be counted. With
+    gamma-distributed gaps they come at up to the rate times their shape; where that is below 1, at
+    any rate just after another one, and in each such time no more than if it began there. A
     constant or traced schedule may be in step with its answers.
     """
     noted_s = thresholds.RECORDED_S if exact else thresholds.CLIENT_LATE_S
+    gap_s, shape = (arrived_s[-1] - arrived_s[0]) / (len(arrived_s) - 1), load.burstiness or 1.0
     waits, came, place = list[Interval](), 0, 0
     for end_s in sorted(each.end for each in requests):
         if (place := bisect_left(arrived_s, end_s, place)) == len(arrived_s):
@@ -209,7 +212,12 @@ def _came_as_answers_ended(
         waits.append(Interval(end_s - noted_s, until_s))  # one before it may be noted after it
         followed = until_s == arrived_s[place]
         came, place = came + followed, place + followed
-    return came, sum(piece.length for piece in pieces(waits) if piece.intervals) / gap_s
+    if shape >= 1:
+        waited_s = sum(piece.length for piece in pieces(waits) if piece.intervals)
+        return came, shape * waited_s / gap_s
+    # The chance of a gap no longer than x, in its mean over its shape, is below this.
+    short = (shape * (thresholds.FOLLOWED + noted_s / gap_s)) ** shape / math.gamma(shape + 1)
+    return came, -len(waits) * math.log1p(-short) if short < 1 else math.inf
 
 
 def _log_chance(total: float, shape: float) -> float:

@@ -111,7 +111,7 @@ RECORDED_S: Final = Threshold(
 )
 FOLLOWED: Final = Threshold(
     0.25, "of the mean gap",
-    "requests of a Poisson process come this soon after ends of answers by chance only",
+    "requests by random gaps come this soon after ends of answers by chance only",
 )  # fmt: skip
 UNLIKELY: Final = Threshold(
     1e-9, "chance", "arrivals that are rarer than this in an honest run are not believed"
