@@ -276,6 +276,7 @@ def test_row_gets_the_label_and_notes_that_follow_from_it(
     ("changes", "fault"),
     [
         ({"input_tokens": "~45000", "measurement_type": "aggregate"}, "input_tokens '~45000'"),
+        ({"input_tokens": "12;3", "measurement_type": "aggregate"}, "input_tokens '12;3'"),
         ({"batch": "32.0", "measurement_type": "aggregate"}, "batch '32.0'"),
         ({"gpu": "", "measurement_type": "per_user_stream"}, "gpu ''"),
         ({"measurement_type": "Aggregate"}, "measurement_type 'Aggregate'"),
