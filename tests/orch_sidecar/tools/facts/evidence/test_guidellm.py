@@ -56,6 +56,13 @@ def test_answers_that_were_not_streamed_have_no_first_token() -> None:
     assert found.overlap == 1
 
 
+def test_phase_that_states_nothing_is_none() -> None:
+    phases: dict[str, Any] = {
+        f"benchmarks.0.config.{phase}": {} for phase in ("warmup", "cooldown")
+    }
+    assert measured(HOME, changed(HOME, phases)) == measured(HOME)
+
+
 def test_requests_that_failed_or_were_cut_off_are_counted() -> None:
     made = "benchmarks.0.scheduler_metrics.requests_made"
     report = changed(CLOUD, {f"{made}.errored": 2, f"{made}.incomplete": 1})
