@@ -186,7 +186,7 @@ def _times(row: Row, notes: RowNotes) -> Iterator[Rule]:
         stated = [note for at in PERCENTILES if (note := time_note(name, at)) in notes]
         ordered += [(lower, upper, "") for lower, upper in pairwise(stated)]
         if requests == 1 and stated:
-            ordered.append((stated[-1], stated[0], ", since requests=1"))
+            ordered.append((stated[-1], stated[0], ": percentiles of one request are equal"))
         for at in PERCENTILES:
             note, early = time_note(name, at), time_note(name, at, early=True)
             least, took = least_samples(at), notes.rounded(note)

@@ -185,7 +185,7 @@ PERCENTILES = [
     Way("without clients the sum has no bound", "online", {"latency_p50_ms": "27900",
         "latency_p90_ms": "28000", "latency_p95_ms": "28000"}),
     Way("one request with two latencies", "claimed", {"requests": "1", "window_s": "0.9375"},
-        {"batch": "1"}, rule="since requests=1"),
+        {"batch": "1"}, rule="percentiles of one request are equal"),
     Way("a negative TPOT", "online", {"tpot_p50_ms": "-3"}, rule="tpot_p50_ms=-3 must be a num"),
     Way("a TTFT that is no number", "online", {"ttft_p50_ms": "nan"}, rule="ttft_p50_ms=nan must"),
 ]  # fmt: skip
