@@ -158,8 +158,8 @@ def _others(seen: Observation) -> tuple[Rule, ...]:
     accepted, ends = seen.accepted, () if seen.states is None else seen.states.ends
     return (
         *((Reason.OTHER_TRAFFIC, state.in_engine,
-           f"foreign sequences in the engine {when} the measurement: {state.foreign}, of its own "
-           f"sidecar: {state.leased}") for when, state in ends),
+           f"sequences in the engine {when} the measurement: {state.foreign} foreign, "
+           f"{state.leased} of its own sidecar") for when, state in ends),
         (Reason.UNTRACED_REQUESTS, accepted is not None and accepted > seen.sent,
          f"the engine accepted {accepted} requests in the window, but this measurement sent "
          f"{seen.sent}: the engine served other clients, too"),

@@ -176,7 +176,7 @@ IMPORTS: Final[tuple[tuple[str, str, Change, str], ...]] = (
      "cannot be batched_online"),
     ("inconsistent figures", CLOUD, changed(output_throughput=9999.0), "tokens over the duration"),
     ("a ramp-up", CLOUD, changed(ramp_up_strategy="linear"), "the rate must be constant"),
-    ("foreign sequences", CLOUD, on(foreign=1), "foreign sequences"),
+    ("foreign sequences", CLOUD, on(foreign=1), "1 foreign, 0 of its own"),
     ("offline from a trickle", CLOUD, all_of(OFFLINE, changed(max_concurrency=2)),
      "at_once=2 must be at least 8"),
     ("offline with empty slots", CLOUD, all_of(OFFLINE, changed(max_concurrency=None)),

@@ -27,7 +27,12 @@ RUNS: Final[tuple[tuple[str, Scenario, Mapping[str, Any], str], ...]] = (
     ("an engine that was killed", CLOSED, DONE | {"epoch": "e2"}, "was restarted"),
     ("another profile", CLOSED, DONE | {"profile": "offline"}, "the profile changed"),
     ("another slot", CLOSED, DONE | {"slots_total": 9}, "the number of slots changed"),
-    ("strangers afterwards", CLOSED, DONE | {"foreign": 1}, "foreign sequences in the engine"),
+    (
+        "strangers afterwards",
+        CLOSED,
+        DONE | {"foreign": 1},
+        "sequences in the engine after the measurement: 1 foreign",
+    ),
     ("more decoded", CLOSED, DONE | {"steps_by_batch": {"4": [60, 1]}}, "decoded at least 220"),
     ("nothing batched", CLOSED, DONE | {"steps_by_batch": {"1": [90, 1]}}, "nothing was batched"),
     ("single on cloud", SINGLE, DONE | {"pool": "home"}, "decoded up to 4 sequences"),

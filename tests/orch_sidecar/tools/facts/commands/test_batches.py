@@ -111,7 +111,7 @@ def test_batch_that_had_the_engine_for_itself_is_an_offline_measurement(
         # It did not have an offline engine for itself.
         ({"before": CLOUD, "after": CLOUD}, "(profile cloud) is batched_online"),
         ({"after": {"requests_total": 109}}, "the engine accepted 9 requests in the window"),
-        ({"after": {"foreign": 1}}, "foreign sequences in the engine after"),
+        ({"after": {"foreign": 1}}, "sequences in the engine after the measurement: 1 foreign"),
         ({"after": {"generated_tokens_total": 1321}}, "the engine generated 321 tokens"),
         ({"after": {"steps_by_batch": {"2": [150, 1]}}}, "offline needs a batch of 4"),
         ({"after": {"observed_at": "2025-11-21T12:00:08Z"}}, "the state after the run is from"),

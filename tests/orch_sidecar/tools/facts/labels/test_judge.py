@@ -85,7 +85,7 @@ def test_sequences_in_the_engine_at_either_end_are_detected(when: str) -> None:
     counts = {when: {"leased": 2, "foreign": 1}}
     before = snapshot(**counts.get("before", {}))
     after = snapshot(requests_total=110, steps_by_batch=BATCHED, **counts.get("after", {}))
-    expected = f"foreign sequences in the engine {when} the measurement: 1, of its own sidecar: 2"
+    expected = f"sequences in the engine {when} the measurement: 1 foreign, 2 of its own sidecar"
     assert judge(ONLINE, before, after) == expected
 
 

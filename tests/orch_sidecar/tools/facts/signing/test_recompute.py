@@ -161,7 +161,7 @@ def test_others_in_the_engine_in_the_window_and_after_it_are_found() -> None:
     engine.decode(1, 2)
     engine.engine_state.enter(None)
     found = "; ".join(reasons(engine.signed(before, engine.ask(since=1)), row_of()))
-    assert "foreign sequences in the engine after the measurement: 1" in found
+    assert "sequences in the engine after the measurement: 1 foreign" in found
     assert "the engine served other clients, too" in found
 
 
