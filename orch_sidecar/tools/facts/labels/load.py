@@ -150,7 +150,7 @@ def contradictions(
     """
     if load.looped is not None and looped:
         clients, at_once = load.looped, most(looped)
-        lacking = missing(looped, clients) if len(looped) > clients else 0.0
+        lacking = missing(looped, clients) if len(looped) > clients > 0 else 0.0
         if (largest := max(at_once, most(seen_by_engine))) > clients:
             yield f"at_once is {clients}, {largest} requests were in flight at once"
         elif at_once < (1 - thresholds.LACKING) * min(clients, len(looped)):

@@ -26,7 +26,7 @@ from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.notes import Arrivals, Loop
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
+from orch_sidecar.tools.facts.tables.row import COLUMNS, MEANINGS, Label, Row
 from orch_sidecar.tools.facts.tables.table import row_fields
 
 # A note has six digits after a rounding to three or four decimals.
@@ -52,6 +52,8 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     """Returns where a row does not follow from its evidence, empty if it does. Raises ValueError
     for a run without figures, or with those of a row that no table would take."""
     state, tag, seen = proof.before.snapshot, f"orch-bench:{proof.before.run}", run.run
+    if run.measurement_type not in MEANINGS:
+        raise ValueError(f"the client's result is of no label: {run.measurement_type}")
     model = name_model(run.model_id, run.model_name, state.models, [state.weights])
     anew = row_of(seen, run.measurement_type, engine_between(proof.states), model, tag)
     return [

@@ -73,6 +73,11 @@ def scenario(**changes: Any) -> dict[str, Any]:
     return {"scenario": result_of(row_of())["scenario"] | changes}
 
 
+TRACE = {
+    **{"name": "t", "sha256": 64 * "a", "requests": 3, "window_s": [0.0, None]},
+    **{"time_factor": 1.0, "length_factor": 1.0},
+}
+
 FORGERIES = (
     Forgery("twice the throughput", "throughput_tokens_per_sec is 580",
             {"throughput_tokens_per_sec": 580.0}, checked=True),
@@ -148,6 +153,10 @@ FORGERIES = (
             result={"calls": [call(fate="cut", ended_s=9.0), call(), call()]}),
     Forgery("a slow answer of unknown length", "1 answers have no length, or no end",
             result={"calls": [call(output=None, ended_s=9.0), call(), call()]}),
+    Forgery("a result of no label", "the client's result is of no label",
+            result={"measurement_type": "to_be_confirmed"}),
+    Forgery("a loop beside a trace that has none", "at_once is 0, 3 requests were in flight",
+            result=scenario(arrivals="trace", trace=TRACE)),
     Forgery("requests that took no time", "has no length", result=calls(ended_s=0.0, first_s=0.0)),
 )  # fmt: skip
 
