@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.labels import intervals, thresholds
 from orch_sidecar.tools.facts.labels.observation import Observation, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.contradictions import load_rules
-from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.row import MEANINGS, Label
 from vllm_plugin.contracts.lease_protocol import timestamp
 
 
@@ -95,6 +95,7 @@ def _unable(label: Label, slots: frozenset[int], engine: Snapshot | None) -> tup
     if engine is not None and engine.measurement_type != label:
         pool = f"{engine.pool!r} (profile {engine.profile}) is {engine.measurement_type}"
     return (
+        (Reason.UNKNOWN_LABEL, label not in MEANINGS, f"{label} is not the label of a measurement"),
         (Reason.WRONG_LABEL, pool,
          f"the pool {pool}: a measurement of it cannot be {label}"),
         (Reason.WRONG_SLOTS, slots != {1} if single else min(slots) < 2,

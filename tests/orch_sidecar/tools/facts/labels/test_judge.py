@@ -64,6 +64,8 @@ def test_label_that_the_pool_does_not_have_is_an_objection() -> None:
     for label in (SINGLE, OFFLINE):
         assert f"a measurement of it cannot be {label}" in objections(label, snapshot())
     assert objections(ONLINE, snapshot()) == objections(SINGLE, home()) == ""
+    unknown = snapshot(measurement_type="to_be_confirmed")
+    assert "not the label of a measurement" in objections(Label.TO_BE_CONFIRMED, unknown)
 
 
 def test_slots_must_fit_the_label() -> None:
