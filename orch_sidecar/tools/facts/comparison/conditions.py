@@ -130,14 +130,13 @@ def headings(sets: Sequence[Conditions]) -> tuple[str, list[str]]:
 
 def _line(values: Conditions, named: Sequence[Condition], *, always: bool = False) -> str:
     """Formats conditions in one line. `always`: also usual values."""
-    unknown = [each for each in named if each.usual and each.name != "traffic"]
-    if len(unknown) == 1 or any(values[each.name] != UNKNOWN for each in unknown):
-        unknown = []
+    settings = [each for each in named if each.usual and each.name != "traffic"]
+    known = len(settings) < 2 or any(values[each.name] != UNKNOWN for each in settings)
     texts = {}
     for each in named:
         value = values[each.name]
-        if each not in unknown and (always or not re.fullmatch(each.usual, value)):
+        if (known or each not in settings) and (always or not re.fullmatch(each.usual, value)):
             texts[each.name] = each.none if value == NONE else each.spelled.format(value)
     if "gpu" in texts and texts.pop("gpu_count", "") and values["gpu_count"] != "0":
         texts["gpu"] = f"{values['gpu_count']} x {texts['gpu']}"
-    return ", ".join(filter(None, [*texts.values(), "engine settings unknown" * bool(unknown)]))
+    return ", ".join(filter(None, [*texts.values(), "" if known else "engine settings unknown"]))

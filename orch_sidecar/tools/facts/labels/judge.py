@@ -91,13 +91,12 @@ def cannot_earn(label: Label, engine: Snapshot) -> list[Objection]:
 
 
 def _unable(label: Label, slots: frozenset[int], engine: Snapshot | None) -> tuple[Rule, ...]:
-    single, has, pool = label is Label.SINGLE_STREAM, ", ".join(map(str, slots)), ""
+    single, has, other = label is Label.SINGLE_STREAM, ", ".join(map(str, slots)), ""
     if engine is not None and engine.measurement_type != label:
-        pool = f"{engine.pool!r} (profile {engine.profile}) is {engine.measurement_type}"
+        other = f"{engine.pool!r} (profile {engine.profile}) is {engine.measurement_type}"
     return (
         (Reason.UNKNOWN_LABEL, label not in MEANINGS, f"{label} is not the label of a measurement"),
-        (Reason.WRONG_LABEL, pool,
-         f"the pool {pool}: a measurement of it cannot be {label}"),
+        (Reason.WRONG_LABEL, other, f"the pool {other}: a measurement of it cannot be {label}"),
         (Reason.WRONG_SLOTS, slots != {1} if single else min(slots) < 2,
          f"{label} needs an engine with {'one slot' if single else 'more than one slot'}, this one "
          f"has {has}"),

@@ -251,17 +251,17 @@ def _run(row: Row, notes: RowNotes) -> Iterator[Rule]:
     stated = label if row.is_confirmed else notes.get("claim")
     is_labelled = f"the row {'is labelled' if row.is_confirmed else 'claims'} {stated}"
     tagged, traced = label_in(tag), label_in(scenario)
-    other = tagged not in (None, stated or tagged)
-    yield "source_tag", other, f"names a run of {tagged}, but {is_labelled}"
-    other = row.is_confirmed and traced not in (None, label)
-    yield "scenario", other, f"names a run of {traced}, but {is_labelled}"
+    wrong = tagged not in (None, stated or tagged)
+    yield "source_tag", wrong, f"names a run of {tagged}, but {is_labelled}"
+    wrong = row.is_confirmed and traced not in (None, label)
+    yield "scenario", wrong, f"names a run of {traced}, but {is_labelled}"
     # The tag of a traced scenario ends with its id.
     ends = re.sub(r"#[0-9]+\Z", "", tag).endswith(f"/{scenario}")
-    other = "scenario" in notes and tag.startswith(TRACES) and not ends
-    yield "source_tag", other, f"must end with the note scenario={scenario}"
-    other = (notes.get("tool") == "orch bench") != tag.startswith(BENCH)
+    wrong = "scenario" in notes and tag.startswith(TRACES) and not ends
+    yield "source_tag", wrong, f"must end with the note scenario={scenario}"
+    wrong = (notes.get("tool") == "orch bench") != tag.startswith(BENCH)
     rule = f"contradicts the source tag {tag}: those of orch bench begin with {BENCH}"
-    yield "tool", other, rule
+    yield "tool", wrong, rule
     # Without them nothing could be compared with the figures of a run; a mean needs its maximum.
     needed = ["requests", "window_s"] if run_of(tag) is not None else []
     if row.is_confirmed and (needed or not notes.keys().isdisjoint(_CONFIRMED_NOTES)):

@@ -207,7 +207,7 @@ def with_rows(table: Table, rows: Sequence[Row]) -> Table:
 
 
 def distinct(rows: Iterable[LocatedRow]) -> dict[Row, LocatedRow]:
-    """Returns the first of each row that is there several times, in their order."""
+    """Returns where each row is first, in their order: a row may be there several times."""
     found: dict[Row, LocatedRow] = {}
     for located in rows:
         found.setdefault(located.row, located)

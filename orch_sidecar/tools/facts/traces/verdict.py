@@ -29,7 +29,7 @@ from orch_sidecar.tools.facts.tables.row import MEANINGS, PROFILE_LABELS, Label,
 from orch_sidecar.tools.facts.traces.requests import UNCOUNTED_STEPS, EngineLabels, Outcome, Request
 from orch_sidecar.tools.facts.traces.scenarios import Scenario, growth, numbers
 
-# Where one of these is missing, nothing is left to be judged.
+# With one of these objections, nothing is left to be judged.
 _NEEDED: Final = {Reason.UNKNOWN_LABEL, Reason.NOTHING_SERVED, Reason.NOT_COUNTED}
 
 
