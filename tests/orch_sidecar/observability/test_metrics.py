@@ -65,17 +65,13 @@ def metrics(pools: PoolRegistry) -> Metrics:
 def exchange_of(**more: Any) -> RequestRecord:
     """A stream of 34 tokens that has just ended well, after 300 ms."""
     now = time.monotonic_ns()
-    endpoint = more.pop("endpoint", apis.CHAT)
-    record = record_of(endpoint=endpoint, arrived=now - 300 * MS)
     given = {
-        "model": "tiny", "cost": 1, "stream": True, "pool": "cloud", "status": 200,
-        "service_class": ServiceClass.INTERACTIVE, "admitted": now - 299 * MS,
+        "arrived": now - 300 * MS, "model": "tiny", "cost": 1, "stream": True, "pool": "cloud",
+        "status": 200, "service_class": ServiceClass.INTERACTIVE, "admitted": now - 299 * MS,
         "first_byte": now - 200 * MS, "input_tokens": 12, "output_tokens": 34,
         "outcome": Outcome.OK,
     }  # fmt: skip
-    for name, value in {**given, **more}.items():
-        setattr(record, name, value)
-    return record
+    return record_of(**(given | more))
 
 
 async def text_of(metrics: Metrics, accept: str = "") -> bytes:
@@ -116,10 +112,9 @@ async def test_tokens_and_answers_without_usage_are_counted(
 ) -> None:
     metrics.request_ended(exchange_of())
     metrics.request_ended(exchange_of(output_tokens=6, input_tokens=None))
-    metrics.request_ended(exchange_of(output_tokens=None, input_tokens=None))
-    metrics.request_ended(
-        exchange_of(outcome=Outcome.CANCELLED, output_tokens=None, input_tokens=None)
-    )
+    unknown = {"output_tokens": None, "input_tokens": None}
+    metrics.request_ended(exchange_of(**unknown))
+    metrics.request_ended(exchange_of(**unknown, outcome=Outcome.CANCELLED))
     found = await samples_of(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 40
     assert found[f"orch_input_tokens_total {INTERACTIVE}"] == 12
@@ -146,11 +141,9 @@ async def test_every_request_between_two_scrapes_is_counted(
 async def test_shared_generation_is_counted_once_and_its_requests_have_durations(
     metrics: Metrics,
 ) -> None:
-    leader = exchange_of(shared=True)
-    joiner = exchange_of(shared=True, coalesced=True)
-    metrics.request_ended(leader)
+    metrics.request_ended(exchange_of(shared=True))
     metrics.generation_ended(exchange_of())
-    metrics.request_ended(joiner)
+    metrics.request_ended(exchange_of(shared=True, coalesced=True))
     found = await samples_of(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34
     assert found[f"orch_answers_total {INTERACTIVE} tokens=known"] == 1
@@ -176,13 +169,9 @@ async def test_failed_generation_counts_no_tokens(metrics: Metrics) -> None:
 
 
 async def test_request_without_a_pool_is_no_generation(metrics: Metrics) -> None:
-    refused: dict[str, Any] = {
-        "admitted": None,
-        "first_byte": None,
-        "status": 503,
-        "outcome": Reason.NO_POOL,
-    }
-    metrics.request_ended(exchange_of(pool=None, **refused))
+    metrics.request_ended(
+        exchange_of(pool=None, admitted=None, first_byte=None, status=503, outcome=Reason.NO_POOL)
+    )
     metrics.request_ended(
         exchange_of(endpoint=ENDPOINTS["/tokenize"], cost=0, stream=False, admitted=None)
     )
@@ -200,7 +189,7 @@ def anything(chance: random.Random) -> RequestRecord:
     endings: list[tuple[Outcome | Reason, int]]
     endings = [(Outcome.OK, 200), (Outcome.CANCELLED, 0), (Reason.QUEUE_FULL, 429)]
     outcome, status = chance.choice(endings)
-    record = exchange_of(
+    return exchange_of(
         endpoint=chance.choice(apis.GENERATING),
         model=chance.choice(["tiny", "", text]),
         cost=chance.randint(1, 4),
@@ -211,9 +200,10 @@ def anything(chance: random.Random) -> RequestRecord:
         admitted=None if outcome is Reason.QUEUE_FULL else time.monotonic_ns(),
         output_tokens=chance.choice([None, 0, 1, 34]),
         trace_id=chance.choice([b"", chance.randbytes(16)]),
+        id=text,
+        request_id=text,
+        correlation_id=text,
     )
-    record.id = record.request_id = record.correlation_id = text
-    return record
 
 
 async def test_number_of_series_is_bounded(metrics: Metrics) -> None:
@@ -315,8 +305,7 @@ async def registry() -> PoolRegistry:
 
 
 async def test_samples_of_all_pools_stand_together_in_each_family(registry: PoolRegistry) -> None:
-    pieces, _ = Metrics(registry).exposition(OPENMETRICS)
-    families = openmetrics(b"".join([piece async for piece in pieces]))
+    families = openmetrics(await text_of(Metrics(registry), OPENMETRICS))
     names = [family.name for family in families]
     assert len(set(names)) == len(names), "a family is one group of lines"
     names_of_pools = [pool.name for pool in registry]

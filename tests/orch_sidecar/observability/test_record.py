@@ -11,13 +11,7 @@ MS = 1_000_000  # nanoseconds
 
 
 def exchange_of(*, stream: bool = False) -> RequestRecord:
-    return record_of(
-        request_id="theirs",
-        correlation_id="corr",
-        arrived=5_000 * MS,
-        arrived_ns=1_700_000_000_000 * MS,
-        stream=stream,
-    )
+    return record_of(arrived=5_000 * MS, arrived_ns=1_700_000_000_000 * MS, stream=stream)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +48,16 @@ def test_wall_clock_of_a_moment_follows_the_monotonic_clock() -> None:
     assert record.at_ns(5_250 * MS) == record.arrived_ns + 250 * MS
 
 
-def test_server_timing_of_a_stream_has_queue_and_ttft() -> None:
-    record = exchange_of(stream=True)
+@pytest.mark.parametrize(
+    ("stream", "answered"),
+    [(True, b"ttft;dur=400.00"), (False, b"engine;dur=150.00")],
+    ids=["stream", "complete response"],
+)
+def test_server_timing_has_the_queue_and_ttft_or_engine(stream: bool, answered: bytes) -> None:
+    record = exchange_of(stream=stream)
     record.admitted = record.arrived + 250 * MS
     record.first_byte = record.arrived + 400 * MS
-    assert record.server_timing() == b"queue;dur=250.00, ttft;dur=400.00"
-
-
-def test_server_timing_of_a_complete_response_has_queue_and_engine() -> None:
-    record = exchange_of()
-    record.admitted = record.arrived + 250 * MS
-    record.first_byte = record.arrived + 400 * MS
-    assert record.server_timing() == b"queue;dur=250.00, engine;dur=150.00"
+    assert record.server_timing() == b"queue;dur=250.00, " + answered
 
 
 def test_server_timing_without_admission_has_no_queueing() -> None:

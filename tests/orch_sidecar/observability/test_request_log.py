@@ -33,17 +33,16 @@ def line(record: RequestRecord, ended: int, batch: float | None = None) -> dict[
 
 
 def served(**more: Any) -> RequestRecord:
-    record = record_of(
-        endpoint=apis.CHAT, id="i", request_id="r", correlation_id="c", arrived=0,
-        arrived_ns=1_700_000_000_123 * MS, model="tiny", cost=1, stream=True, pool="cloud",
-        labels={"measurement_type": "batched_online"}, service_class=ServiceClass.BULK,
-        queued=1 * MS, queue_position=2, admitted=12 * MS, first_byte=80 * MS, status=200,
-        input_tokens=7, output_tokens=3, key="alice", trace_id=b"\xff", scenario="run",
-    )  # fmt: skip
-    record.outcome = Outcome.OK
-    for name, value in more.items():
-        setattr(record, name, value)
-    return record
+    given = {
+        "id": "i", "request_id": "r", "correlation_id": "c", "arrived": 0,
+        "arrived_ns": 1_700_000_000_123 * MS, "model": "tiny", "cost": 1, "stream": True,
+        "pool": "cloud", "labels": {"measurement_type": "batched_online"},
+        "service_class": ServiceClass.BULK, "queued": 1 * MS, "queue_position": 2,
+        "admitted": 12 * MS, "first_byte": 80 * MS, "status": 200, "input_tokens": 7,
+        "output_tokens": 3, "key": "alice", "trace_id": b"\xff", "scenario": "run",
+        "outcome": Outcome.OK,
+    }  # fmt: skip
+    return record_of(**(given | more))
 
 
 def test_line_of_a_served_request() -> None:
@@ -71,9 +70,7 @@ def test_line_of_a_refused_request_has_its_reason_and_nothing_of_an_answer() -> 
 def test_first_token_is_known_of_streams_that_begin_with_it() -> None:
     assert line(served(stream=False), 9)["ttft_ms"] is None
     assert line(served(status=400), 9)["ttft_ms"] is None  # an error
-    of_responses = served()
-    of_responses.endpoint = apis.RESPONSES
-    assert line(of_responses, 9)["ttft_ms"] is None
+    assert line(served(endpoint=apis.RESPONSES), 9)["ttft_ms"] is None
 
 
 def test_estimated_tokens_are_marked() -> None:

@@ -43,7 +43,8 @@ LABELS = {
 }
 
 
-def gen_ai() -> GenAi:
+@pytest.fixture
+def gen() -> GenAi:
     """Of two pools, of which `a` serves tiny and `b` large."""
     serves = {("a", "tiny"), ("b", "large")}
     types = {"a": "batched_online", "b": "offline"}
@@ -94,15 +95,13 @@ def only(gen_ai: GenAi, name: str, **labels: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_buckets_are_those_of_the_conventions(name: str) -> None:
-    gen = gen_ai()
+def test_buckets_are_those_of_the_conventions(gen: GenAi, name: str) -> None:
     served(gen, exchange_of())
     bounds = [float(s.labels["le"]) for s in samples(gen, name) if "le" in s.labels]
     assert bounds == [*BOUNDS[name], float("inf")]
 
 
-def test_stream_has_a_duration_a_first_token_and_a_time_per_token() -> None:
-    gen = gen_ai()
+def test_stream_has_a_duration_a_first_token_and_a_time_per_token(gen: GenAi) -> None:
     served(gen, exchange_of(), ms=800)
     assert samples_of(gen, DURATION).keys() == {frozenset(LABELS.items())}
     assert only(gen, DURATION) == (1, 0.8)
@@ -119,9 +118,9 @@ def test_stream_has_a_duration_a_first_token_and_a_time_per_token() -> None:
     ],
 )
 def test_answer_without_a_visible_first_token_has_only_a_duration(
+    gen: GenAi,
     more: dict[str, Any],
 ) -> None:
-    gen = gen_ai()
     served(gen, exchange_of(**more))
     assert only(gen, DURATION) == (1, 0.8)
     assert only(gen, FIRST_TOKEN) == only(gen, PER_TOKEN) == (0, 0)
@@ -133,17 +132,16 @@ def test_answer_without_a_visible_first_token_has_only_a_duration(
      {"client_limited": True}],
 )  # fmt: skip
 def test_time_per_token_is_that_of_one_sequence_of_known_length_at_the_engines_pace(
+    gen: GenAi,
     more: dict[str, Any],
 ) -> None:
-    gen = gen_ai()
     served(gen, exchange_of(**more))
     assert only(gen, FIRST_TOKEN) == (1, 0.3)
     assert only(gen, PER_TOKEN) == (0, 0)
 
 
 @pytest.mark.parametrize("outcome", [Reason.QUEUE_FULL, Outcome.CANCELLED, Outcome.ENGINE_ERROR])
-def test_failed_requests_have_durations_by_outcome(outcome: Outcome | Reason) -> None:
-    gen = gen_ai()
+def test_failed_requests_have_durations_by_outcome(gen: GenAi, outcome: Outcome | Reason) -> None:
     served(gen, exchange_of(outcome=outcome), ms=10)
     served(gen, exchange_of(outcome=outcome), ms=20)
     served(gen, exchange_of())
@@ -152,8 +150,7 @@ def test_failed_requests_have_durations_by_outcome(outcome: Outcome | Reason) ->
     assert only(gen, FIRST_TOKEN) == (1, 0.3)
 
 
-def test_endpoints_of_one_operation_are_counted_together() -> None:
-    gen = gen_ai()
+def test_endpoints_of_one_operation_are_counted_together(gen: GenAi) -> None:
     served(gen, exchange_of())
     served(gen, exchange_of(endpoint=apis.MESSAGES))
     served(gen, exchange_of(endpoint=apis.COMPLETIONS))
@@ -161,8 +158,7 @@ def test_endpoints_of_one_operation_are_counted_together() -> None:
     assert only(gen, DURATION, gen_ai_operation_name="text_completion")[0] == 1
 
 
-def test_pool_class_and_measurement_type_are_labels() -> None:
-    gen = gen_ai()
+def test_pool_class_and_measurement_type_are_labels(gen: GenAi) -> None:
     served(gen, exchange_of(service_class=ServiceClass.BULK))
     served(gen, exchange_of(pool="b", model="large"))
     assert only(gen, DURATION, **{"class": "bulk"})[0] == 1
@@ -170,8 +166,7 @@ def test_pool_class_and_measurement_type_are_labels() -> None:
     assert only(gen, DURATION, **there)[0] == 1
 
 
-def test_model_that_its_pool_does_not_serve_is_no_label() -> None:
-    gen = gen_ai()
+def test_model_that_its_pool_does_not_serve_is_no_label(gen: GenAi) -> None:
     unknown = frozenset(LABELS.items() - {("gen_ai_request_model", "tiny")})
     for number in range(100):
         served(gen, exchange_of(model=f"model-{number}"))
