@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 from orch_sidecar.observability.otlp.delivery import Reply, SpanBatcher, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
@@ -84,9 +85,22 @@ def numbered(count: int) -> Iterable[Trace]:
     return (EncodedTrace(str(number).encode()) for number in range(count))
 
 
-def batcher_of(transport: ScriptedTransport) -> SpanBatcher:
-    """Returns a batcher of 12 spans, 6 in a batch."""
-    return SpanBatcher(EXPORT, transport, joined)
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def batching(
+    *replies: Reply | float, close_s: float = 5.0
+) -> AsyncIterator[tuple[ScriptedTransport, SpanBatcher]]:
+    """Yields a transport with these replies and its batcher, of 12 spans, 6 in a batch.
+
+    It is closed at the end, within `close_s` seconds.
+    """
+    transport = ScriptedTransport(*replies)
+    batcher = SpanBatcher(EXPORT, transport, joined)
+    yield transport, batcher
+    await batcher.close(close_s)
 
 
 def offer(batcher: SpanBatcher, count: int, spans: int) -> None:
