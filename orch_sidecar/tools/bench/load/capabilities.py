@@ -114,10 +114,11 @@ async def vocabulary(endpoint: Endpoint, model: str) -> tuple[int, ...]:
     rule = f"synthetic prompts need {LEAST_IDS} token ids at least, give --prompts"
     match await fetch_json(endpoint, "/tokenize", query):
         case {"tokens": [*tokens]}:
-            valid = all(type(each) is int and each >= 0 for each in tokens)
-            ids = tuple(sorted(set(tokens))) if valid else ()
-            if len(ids) < LEAST_IDS:
-                raise ValueError(f"all pairs of letters have {len(ids)} valid token ids: {rule}")
+            for each in tokens:
+                if type(each) is not int or each < 0:
+                    raise ValueError(f"{each!r} is no token id, an integer from 0: {rule}")
+            if len(ids := tuple(sorted(set(tokens)))) < LEAST_IDS:
+                raise ValueError(f"all pairs of letters have {len(ids)} token ids: {rule}")
             return ids
         case None:
             why = "does not exist"
