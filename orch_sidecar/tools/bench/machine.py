@@ -31,7 +31,8 @@ def host(root: Path = Path("/")) -> dict[str, str | int | None]:
 
 
 def cpu(field: str, root: Path = Path("/")) -> str | None:
-    """Returns a field of the first processor; None without it, as of the model's name on Arm."""
+    """Returns a field of the first processor; None without it, as of the model's name on Arm.
+    `field`: its name, or a pattern of several."""
     return _found(rf"^{field}[ \t]*:[ \t]*(\S.*?)[ \t]*$", root / "proc/cpuinfo")
 
 

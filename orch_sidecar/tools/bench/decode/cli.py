@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     if options.report is not None:
         require()
         files.check_writable(options.report)
-    with without_collection():  # of what an import leaves, and within steps
+    with without_collection():  # which the import of torch would make long
         found = _measured(options)
     document = json.dumps(found.model_dump(mode="json"), indent=2)
     page = decode_report(found)

@@ -99,7 +99,8 @@ RETRY_DELAY_S: Final = 0.5
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disables garbage collection: requests leave no cycles, and a run takes several tokens."""
+    """Disables garbage collection, which takes as long as several tokens; neither requests nor
+    decode steps leave cycles."""
     gc.collect()
     gc.disable()
     try:

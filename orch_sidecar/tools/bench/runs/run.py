@@ -165,7 +165,7 @@ async def _load(record: RunRecord, due_s: tuple[float, ...]) -> None:
     loadgen = None if scenario.loadgen is None else Loadgen(scenario, logs)
     with Progress(f"{scenario.label} {scenario.text}") as progress:
         requests = _requests(plan)
-        if scenario.arrivals is Arrivals.AT_ONCE:  # built before they are due
+        if scenario.arrivals is Arrivals.AT_ONCE:  # built before they are due, and loadgen's next
             requests = iter(list(islice(requests, least_requests + 1)))
         work = loadgen.work(load, requests) if loadgen else _work_of(plan, load, requests, due_s)
         watch = capabilities.accepted_of_others(plan.endpoint, record.before, load.calls)
