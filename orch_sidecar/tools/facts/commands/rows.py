@@ -258,12 +258,13 @@ def _batch(options: argparse.Namespace) -> _Documents:
     key, place = os.environ.get("OPENAI_API_KEY"), f"{options.url}/v1/batches/"
     place += quote(options.batch, safe="")
     [(_, batch), *_] = documents_in(place, read_url(place, key))
-    content = b""
-    if isinstance(batch, dict) and batch.get("output_file_id") is not None:
-        file = quote(str(batch["output_file_id"]), safe="")
+    content, stated = b"", batch if isinstance(batch, dict) else {}
+    stated.pop("output", None)  # the lines are those of its file
+    if stated.get("output_file_id") is not None:
+        file = quote(str(stated["output_file_id"]), safe="")
         place = f"{options.url}/v1/files/{file}/content"
         content = read_url(place, key)
-        batch["output"] = [line for _, line in documents_in(place, content)]
+        stated["output"] = [line for _, line in documents_in(place, content)]
     yield f"{options.batch} sha256:{digest(content)[:12]}", options.batch, batch
 
 

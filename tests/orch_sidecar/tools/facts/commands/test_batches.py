@@ -118,6 +118,7 @@ def test_batch_that_had_the_engine_for_itself_is_an_offline_measurement(
         # It is no measurement.
         ({"batch": {"status": "expired"}}, "status is 'expired'"),
         ({"batch": {"status": "failed", "output_file_id": None}}, "status is 'failed'"),
+        ({"batch": {"output_file_id": None, "output": LINES}}, "output is missing"),
         ({"batch": {"request_counts": {"completed": 7, "failed": 1}}}, "counts.failed is 1"),
         ({"batch": {"finalizing_at": BEGAN_S - 1}}, "finalizing_at"),
         ({"lines": LINES[:7]}, "rows of the output '7'"),
