@@ -45,9 +45,7 @@ class Kept:
 
     def spans(self) -> list[Span]:
         """All spans, in the order in which they came."""
-        request = request_encoder({}, "", "")([trace for trace, _ in self.traces])
-        decoded = ExportTraceServiceRequest.FromString(request)
-        found = list(decoded.resource_spans[0].scope_spans[0].spans)
+        found = spans_in(request_encoder({}, "", "")([trace for trace, _ in self.traces]))
         assert len(found) == sum(count for _, count in self.traces)
         return found
 
@@ -73,6 +71,16 @@ def tracing_to(
 
 def child_ids(wait_id: bytes, engine_id: bytes) -> ChildIds:
     return SPAN_ID + wait_id + START, SPAN_ID + engine_id + START, engine_id
+
+
+def spans_in(request: bytes) -> list[Span]:
+    """Those of all resources and scopes of an encoded ExportTraceServiceRequest."""
+    return [
+        span
+        for resource in ExportTraceServiceRequest.FromString(request).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
 
 
 def attributes_of(span: Span) -> dict[str, Any]:

@@ -14,40 +14,28 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTracePartialSuccess,
-    ExportTraceServiceResponse,
-)
 
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from orch_sidecar.observability.otlp.grpc_transport import USER_AGENT, GrpcTransport
-from orch_sidecar.observability.otlp.settings import ExportSettings
-from tests.orch_sidecar.observability.otlp.grpc_receivers import failing, grpc_receiver, returning
+from tests.orch_sidecar.observability.otlp.collectors import (
+    GRPC,
+    LONG_S,
+    failing,
+    grpc_receiver,
+    response,
+    returning,
+    sent_to,
+    transport_to,
+)
 
-LONG_S = 60.0  # for what must not end by time
 DELIVERED, RETRY, REJECTED = Verdict.DELIVERED, Verdict.RETRY, Verdict.REJECTED
 Code = grpc.StatusCode
 
 
-def transport_to(port: int, **environ: str) -> GrpcTransport:
-    variables = {"ENDPOINT": f"127.0.0.1:{port}", "INSECURE": "true"} | environ
-    return GrpcTransport(
-        ExportSettings.from_environ({f"OTEL_EXPORTER_OTLP_{k}": v for k, v in variables.items()})
-    )
-
-
-async def one(behave: Callable[[Any], bytes], limit_s: float = LONG_S) -> Reply:
+async def one(behave: Callable[[Any], bytes]) -> Reply:
     """Sends one request to a collector that does this."""
     with grpc_receiver(behave) as receiver:
-        return await send(receiver.port, limit_s)
-
-
-async def send(port: int, limit_s: float = LONG_S, body: bytes = b"spans") -> Reply:
-    transport = transport_to(port)
-    try:
-        return await transport.send(body, limit_s)
-    finally:
-        await transport.close()
+        return await sent_to(receiver.port, GRPC)
 
 
 def details(seconds: float) -> tuple[str, bytes]:
@@ -121,9 +109,9 @@ async def test_details_without_a_delay_are_none(field: tuple[str, bytes]) -> Non
 
 @pytest.mark.parametrize(("rejected", "text"), [(0, ""), (5, "too old"), (0, "use v2")])
 async def test_partial_success_is_read(rejected: int, text: str) -> None:
-    partial = ExportTracePartialSuccess(rejected_spans=rejected, error_message=text)
-    body = ExportTraceServiceResponse(partial_success=partial).SerializeToString()
-    assert await one(returning(body)) == Reply(DELIVERED, text, rejected=rejected)
+    assert await one(returning(response(rejected, text))) == Reply(
+        DELIVERED, text, rejected=rejected
+    )
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"\xff" * 1_000_000])
@@ -147,7 +135,7 @@ async def test_collector_that_hangs_is_a_retry_when_the_time_is_over() -> None:
         return b""
 
     with grpc_receiver(hang) as receiver:
-        reply = await send(receiver.port, limit_s=0.3)
+        reply = await sent_to(receiver.port, GRPC, limit_s=0.3)
         released.set()
     assert reply.verdict is RETRY
     assert reply.text.startswith("DEADLINE_EXCEEDED: ")
@@ -155,11 +143,9 @@ async def test_collector_that_hangs_is_a_retry_when_the_time_is_over() -> None:
 
 async def test_request_has_the_configured_fields_and_the_user_agent() -> None:
     with grpc_receiver(returning()) as receiver:
-        transport = transport_to(
-            receiver.port, HEADERS="authorization=Bearer%20a,X-Scope=1,x-key-bin=ab"
-        )
-        assert await transport.send(b"spans", None) == Reply(DELIVERED)
-        await transport.close()
+        headers = "authorization=Bearer%20a,X-Scope=1,x-key-bin=ab"
+        reply = await sent_to(receiver.port, GRPC, limit_s=None, HEADERS=headers)
+        assert reply == Reply(DELIVERED)
         ((metadata, body),) = receiver.requests
         assert metadata["authorization"] == "Bearer a"
         assert metadata["x-scope"] == "1"
@@ -199,11 +185,12 @@ async def counting_relay(port: int) -> AsyncIterator[list[int]]:
 async def test_compression_is_grpcs_own(compression: str, most: int | None) -> None:
     body = b"measurement_type" * 50_000
     with grpc_receiver(returning()) as receiver:
-        async with counting_relay(receiver.port) as counts:
-            transport = transport_to(counts[0], COMPRESSION=compression)
+        async with (
+            counting_relay(receiver.port) as counts,
+            transport_to(counts[0], GRPC, COMPRESSION=compression) as transport,
+        ):
             prepared = await transport.prepare(body)
             assert await transport.send(prepared, LONG_S) == Reply(DELIVERED)
-            await transport.close()
             assert receiver.requests[0][1] == body
             sent = counts[1]
     assert sent < most if most else sent > len(body)
@@ -236,11 +223,10 @@ async def test_cancelled_call_ends_at_the_collector() -> None:
         return b""
 
     with grpc_receiver(hang) as receiver:
-        transport = transport_to(receiver.port)
-        sending = asyncio.create_task(transport.send(b"spans", None))
-        assert await asyncio.to_thread(begun.wait, LONG_S)
-        sending.cancel()
-        await asyncio.wait([sending])
-        assert sending.cancelled()
-        assert await asyncio.to_thread(ended.wait, 0.9 * LONG_S)
-        await transport.close()
+        async with transport_to(receiver.port, GRPC) as transport:
+            sending = asyncio.create_task(transport.send(b"spans", None))
+            assert await asyncio.to_thread(begun.wait, LONG_S)
+            sending.cancel()
+            await asyncio.wait([sending])
+            assert sending.cancelled()
+            assert await asyncio.to_thread(ended.wait, 0.9 * LONG_S)

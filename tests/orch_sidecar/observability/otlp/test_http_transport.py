@@ -11,40 +11,23 @@ from email.utils import formatdate
 
 import pytest
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTracePartialSuccess,
-    ExportTraceServiceResponse,
-)
 
 from orch_sidecar.observability.otlp import http_transport as module
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
-from orch_sidecar.observability.otlp.http_transport import (
-    USER_AGENT,
-    HttpTransport,
-    retry_after_s,
-)
-from orch_sidecar.observability.otlp.settings import ExportSettings
-from tests.orch_sidecar.observability.otlp.http_receivers import (
+from orch_sidecar.observability.otlp.http_transport import USER_AGENT, retry_after_s
+from tests.orch_sidecar.observability.otlp.collectors import (
+    LONG_S,
     Behaviour,
     answer,
-    closing,
-    deaf,
     early,
     endless,
-    hanging,
     head,
     http_receiver,
     raw,
+    response,
+    sent_to,
+    transport_to,
 )
-
-LONG_S = 60.0  # for what must not end by time
-
-
-def transport_to(port: int, **environ: str) -> HttpTransport:
-    variables = {"ENDPOINT": f"http://127.0.0.1:{port}"} | environ
-    return HttpTransport(
-        ExportSettings.from_environ({f"OTEL_EXPORTER_OTLP_{k}": v for k, v in variables.items()})
-    )
 
 
 async def one(
@@ -52,41 +35,39 @@ async def one(
 ) -> Reply:
     """Sends one request to a collector that does this."""
     async with http_receiver(behaviour) as receiver:
-        transport = transport_to(receiver.port)
-        try:
-            return await transport.send(body, limit_s)
-        finally:
-            await transport.close()
+        return await sent_to(receiver.port, body=body, limit_s=limit_s)
 
 
 LARGE = bytes(range(256)) * 4096  # 1 MiB
 DELIVERED, RETRY, REJECTED = Verdict.DELIVERED, Verdict.RETRY, Verdict.REJECTED
 
 
-@pytest.mark.parametrize("behaviour", [hanging(), hanging(b"HTTP/1.1 200 OK\r\n"), deaf])
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        raw(then="hang"),
+        raw(b"HTTP/1.1 200 OK\r\n", then="hang"),
+        raw(reads="nothing", then="hang"),
+    ],
+)
 async def test_collector_that_hangs_is_a_retry_when_the_time_is_over(behaviour: Behaviour) -> None:
     reply = await one(behaviour, LARGE * 8, limit_s=0.2)
     assert reply == Reply(RETRY, "no answer within 0.2 s")
 
 
 async def test_connection_is_kept_and_replaced_when_the_collector_closes_it() -> None:
-    async with http_receiver(
-        answer("200 OK"), answer("200 OK", close=True), answer("200 OK")
-    ) as receiver:
-        transport = transport_to(receiver.port)
+    answers = answer("200 OK"), answer("200 OK", then="close"), answer("200 OK")
+    async with http_receiver(*answers) as receiver, transport_to(receiver.port) as transport:
         verdicts = [(await transport.send(b"spans", LONG_S)).verdict for _ in range(5)]
         assert verdicts[:2] == [DELIVERED] * 2
         assert verdicts[-1] is DELIVERED
         assert set(verdicts) <= {DELIVERED, RETRY}  # it may be in use when it is closed
         assert receiver.connections == 2
-        await transport.close()
 
 
 async def test_request_is_what_the_specification_demands() -> None:
     async with http_receiver(answer("200 OK")) as receiver:
-        transport = transport_to(receiver.port, HEADERS="authorization=Bearer%20a,x-Scope=1")
-        await transport.send(b"spans", LONG_S)
-        await transport.close()
+        await sent_to(receiver.port, HEADERS="authorization=Bearer%20a,x-Scope=1")
         ((fields, body),) = receiver.requests
         assert fields[""] == "POST /v1/traces HTTP/1.1"
         assert fields["content-type"] == "application/x-protobuf"
@@ -101,12 +82,10 @@ async def test_request_is_what_the_specification_demands() -> None:
 async def test_path_and_query_of_the_variable_of_traces_are_used_as_they_are() -> None:
     async with http_receiver(answer("200 OK")) as receiver:
         for path, target in (("/a%2Fb?c=%41", "/a%2Fb?c=%41"), ("", "/")):
-            transport = transport_to(
-                9, TRACES_ENDPOINT=f"http://me:pass%20word@127.0.0.1:{receiver.port}{path}"
-            )
-            assert "pass" not in transport.address
-            await transport.send(b"", LONG_S)
-            await transport.close()
+            url = f"http://me:pass%20word@127.0.0.1:{receiver.port}{path}"
+            async with transport_to(TRACES_ENDPOINT=url) as transport:
+                assert "pass" not in transport.address
+                await transport.send(b"", LONG_S)
             fields = receiver.requests[-1][0]
             assert fields[""] == f"POST {target} HTTP/1.1"
             assert fields["authorization"] == "Basic bWU6cGFzcyB3b3Jk"
@@ -124,10 +103,11 @@ async def test_gzip_and_deflate_are_those_of_http_and_made_in_a_thread(
 
     monkeypatch.setattr(module, "_compressed", compressed)
     for name, unpack in (("gzip", gzip.decompress), ("deflate", zlib.decompress)):
-        async with http_receiver(answer("200 OK")) as receiver:
-            transport = transport_to(receiver.port, COMPRESSION=name)
+        async with (
+            http_receiver(answer("200 OK")) as receiver,
+            transport_to(receiver.port, COMPRESSION=name) as transport,
+        ):
             await transport.send(await transport.prepare(LARGE), LONG_S)
-            await transport.close()
             ((fields, body),) = receiver.requests
             assert fields["content-encoding"] == name
             assert (unpack(body), len(body) < len(LARGE) / 9) == (LARGE, True)
@@ -136,12 +116,13 @@ async def test_gzip_and_deflate_are_those_of_http_and_made_in_a_thread(
 
 
 async def test_cookies_of_a_collector_are_not_kept() -> None:
-    async with http_receiver(answer("200 OK", "Set-Cookie: a=b")) as receiver:
-        transport = transport_to(9, ENDPOINT=f"http://localhost:{receiver.port}")
+    async with (
+        http_receiver(answer("200 OK", "Set-Cookie: a=b")) as receiver,
+        transport_to(ENDPOINT=f"http://localhost:{receiver.port}") as transport,
+    ):
         for _ in range(2):
             await transport.send(b"", LONG_S)
         assert "cookie" not in receiver.requests[1][0]
-        await transport.close()
 
 
 async def test_proxy_of_the_environment_is_used_but_for_hosts_without_one(
@@ -150,16 +131,12 @@ async def test_proxy_of_the_environment_is_used_but_for_hosts_without_one(
     async with http_receiver(answer("200 OK")) as proxy:
         monkeypatch.setenv("http_proxy", f"http://user:key@127.0.0.1:{proxy.port}")
         monkeypatch.setenv("no_proxy", "127.0.0.1,.local")
-        transport = transport_to(9, ENDPOINT="http://collector.invalid:4318")
-        assert await transport.send(b"", LONG_S) == Reply(DELIVERED)
+        assert await sent_to(ENDPOINT="http://collector.invalid:4318") == Reply(DELIVERED)
         fields = proxy.requests[0][0]
         assert fields[""] == "POST http://collector.invalid:4318/v1/traces HTTP/1.1"
         assert fields["proxy-authorization"] == "Basic dXNlcjprZXk="
-        await transport.close()
         async with http_receiver(answer("200 OK")) as receiver:
-            direct = transport_to(receiver.port)
-            await direct.send(b"", LONG_S)
-            await direct.close()
+            await sent_to(receiver.port)
             assert (len(receiver.requests), len(proxy.requests)) == (1, 1)
 
 
@@ -178,9 +155,7 @@ async def test_network_without_a_proxy_is_reached_directly(
     async with http_receiver(answer("200 OK")) as proxy, http_receiver(answer("200 OK")) as own:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
         monkeypatch.setenv("no_proxy", no_proxy)
-        transport = transport_to(own.port)
-        assert await transport.send(b"", LONG_S) == Reply(DELIVERED)
-        await transport.close()
+        assert await sent_to(own.port) == Reply(DELIVERED)
         assert (len(own.requests), len(proxy.requests)) == (int(direct), int(not direct))
 
 
@@ -193,9 +168,7 @@ async def test_error_names_no_password_of_a_proxy_and_no_query(
 ) -> None:
     async with http_receiver(behaviour) as proxy:
         monkeypatch.setenv(f"{scheme}_proxy", f"http://user:secret@127.0.0.1:{proxy.port}")
-        transport = transport_to(9, TRACES_ENDPOINT=f"{scheme}://a.invalid/?key=secret")
-        reply = await transport.send(b"", LONG_S)
-        await transport.close()
+        reply = await sent_to(TRACES_ENDPOINT=f"{scheme}://a.invalid/?key=secret")
         assert error in reply.text
         assert "secret" not in reply.text
 
@@ -204,11 +177,9 @@ async def test_collector_that_is_not_there_is_a_retry() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         for endpoint in (f"http://127.0.0.1:{closed.getsockname()[1]}", "http://no.such.invalid"):
-            transport = transport_to(9, ENDPOINT=endpoint)
-            reply = await transport.send(b"", LONG_S)
+            reply = await sent_to(ENDPOINT=endpoint)
             assert reply.verdict is RETRY
             assert "Connect" in reply.text
-            await transport.close()
 
 
 async def test_name_server_that_hangs_holds_neither_the_loop_nor_the_end_of_the_process(
@@ -222,27 +193,20 @@ async def test_name_server_that_hangs_holds_neither_the_loop_nor_the_end_of_the_
         raise socket.gaierror("no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    transport = transport_to(9, ENDPOINT="http://no.such.invalid")
-    for _ in range(2):
-        assert await transport.send(b"", 0.1) == Reply(RETRY, "no answer within 0.1 s")
-    await transport.close()
+    async with transport_to(ENDPOINT="http://no.such.invalid") as transport:
+        for _ in range(2):
+            assert await transport.send(b"", 0.1) == Reply(RETRY, "no answer within 0.1 s")
     assert [thread.daemon for thread in threads] == [True]  # the second waits for the same answer
     answered.set()
     threads[0].join()
 
 
 async def test_transport_that_sent_nothing_is_closed() -> None:
-    await transport_to(9).close()
+    async with transport_to():
+        pass
 
 
 PAGE = b"<!DOCTYPE html><html><body>It works!</body></html>"
-
-
-def response(rejected: int = 0, message: str = "") -> bytes:
-    partial = ExportTracePartialSuccess(rejected_spans=rejected, error_message=message)
-    return bytes(ExportTraceServiceResponse(partial_success=partial).SerializeToString())
-
-
 STATUS = Status(code=8, message="the tenant's\nquota is used up").SerializeToString()
 
 
@@ -326,7 +290,7 @@ async def test_redirect_is_not_followed_but_named(status: str) -> None:
         answer("200 OK", body=PAGE, content_type="Content-Type: text/html"),
         answer("200 OK", body=b"\xff" * 30),
         answer("200 OK", body=b'{"partialSuccess":{}}'),
-        raw(head("200 OK", "Content-Length: 100") + b"cut", close=True),
+        raw(head("200 OK", "Content-Length: 100") + b"cut", then="close"),
         answer("200 OK", "Content-Encoding: gzip", body=b"no gzip"),
         answer("200 OK", "Content-Encoding: gzip", body=gzip.compress(bytes(50_000_000))),
         endless,
@@ -347,20 +311,20 @@ async def test_answer_whose_body_does_not_come_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     monkeypatch.setattr(module, "MAX_BODY_S", 0.1)
-    reply = await one(hanging(head(status, "Content-Length: 9") + b"part"))
+    reply = await one(raw(head(status, "Content-Length: 9") + b"part", then="hang"))
     assert reply.verdict is (DELIVERED if status == "200 OK" else RETRY)
 
 
 @pytest.mark.parametrize(
     "behaviour",
     [
-        closing(after_request=False),
-        closing(after_request=True),
-        raw(b"HTTP/1.1 200", close=True),
-        raw(b"HTTP/1.1 200 OK\r\nContent-Length:", close=True),
-        raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n", close=True),
-        raw(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00" * 9, close=True),  # HTTP/2
-        raw(b"HTTP/1.1 200 OK\r\n" + b"x" * 1_000_000, close=True),
+        raw(reads="nothing", then="close"),
+        raw(then="close"),
+        raw(b"HTTP/1.1 200", then="close"),
+        raw(b"HTTP/1.1 200 OK\r\nContent-Length:", then="close"),
+        raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n", then="close"),
+        raw(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00" * 9, then="close"),  # HTTP/2
+        raw(b"HTTP/1.1 200 OK\r\n" + b"x" * 1_000_000, then="close"),
     ],
 )
 async def test_connection_without_an_answer_is_retried(behaviour: Behaviour) -> None:

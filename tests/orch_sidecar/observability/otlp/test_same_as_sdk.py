@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
@@ -31,7 +30,7 @@ from orch_sidecar.observability.otlp import spans as own_spans
 from orch_sidecar.observability.otlp.attributes import Limits
 from tests.fuzz import examples
 from tests.orch_sidecar.observability.otlp import sdk_spans
-from tests.orch_sidecar.observability.otlp.kept import Kept, attributes_of, tracing_to
+from tests.orch_sidecar.observability.otlp.kept import Kept, attributes_of, spans_in, tracing_to
 from tests.orch_sidecar.observability.otlp.requests import Clock, Ids, World, worlds
 from tests.orch_sidecar.observability.otlp.sdk_spans import SdkTracing
 
@@ -83,17 +82,6 @@ def by_id(spans: list[Span]) -> dict[bytes, Span]:
     return found
 
 
-def of_sdk(exporter: InMemorySpanExporter) -> list[Span]:
-    body = encode_spans(exporter.get_finished_spans()).SerializeToString()
-    decoded = ExportTraceServiceRequest.FromString(body)
-    return [
-        span
-        for resource in decoded.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
-
-
 def without_unsampled_ids(headers: list[str]) -> list[str]:
     """What is not sampled has ids that nobody sees again."""
     return [_UNSAMPLED.sub(r"\1 \2", lines) for lines in headers]
@@ -114,7 +102,7 @@ def assert_same(world: SimpleNamespace, sampler: Sampler, limits: SpanLimits) ->
         each.live(world.lives)
     assert without_unsampled_ids(ours.headers) == without_unsampled_ids(theirs.headers)
     assert ours.trace_ids == theirs.trace_ids
-    expected = by_id(of_sdk(exporter))
+    expected = by_id(spans_in(encode_spans(exporter.get_finished_spans()).SerializeToString()))
     assert by_id(kept.spans()) == expected
     assert kept.invalid == []
 

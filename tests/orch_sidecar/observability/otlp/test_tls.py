@@ -10,17 +10,20 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orch_sidecar.observability.otlp.delivery import Transport, Verdict
-from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
-from orch_sidecar.observability.otlp.http_transport import HttpTransport
+from orch_sidecar.observability.otlp.delivery import Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
 from tests.orch_sidecar.observability.otlp.certificates import Certificate, certificate
-from tests.orch_sidecar.observability.otlp.grpc_receivers import grpc_receiver, returning
-from tests.orch_sidecar.observability.otlp.http_receivers import (
+from tests.orch_sidecar.observability.otlp.collectors import (
+    GRPC,
+    HTTP,
+    LONG_S,
     answer,
-    blurting,
+    grpc_receiver,
     head,
     http_receiver,
+    raw,
+    returning,
+    transport_to,
 )
 
 # A collector with this certificate, which demands one that the second has signed of its clients.
@@ -73,16 +76,11 @@ def serve(request: pytest.FixtureRequest) -> Serve:
 
 async def verdict(serve: Serve, port: int, /, **files: Path) -> Verdict:
     """Sends one request with these files of the environment."""
-    environ = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"https://127.0.0.1:{port}",
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf" if serve is serve_http else "grpc",
-    } | {f"OTEL_EXPORTER_OTLP_{name}": str(path) for name, path in files.items()}
-    settings = ExportSettings.from_environ(environ)
-    made: Transport = HttpTransport(settings) if serve is serve_http else GrpcTransport(settings)
-    try:
-        return (await made.send(b"spans", 60.0)).verdict
-    finally:
-        await made.close()
+    environ = {name: str(path) for name, path in files.items()}
+    protocol = HTTP if serve is serve_http else GRPC
+    environ["ENDPOINT"] = f"https://127.0.0.1:{port}"
+    async with transport_to(port, protocol, **environ) as transport:
+        return (await transport.send(b"spans", LONG_S)).verdict
 
 
 async def test_collector_with_a_trusted_certificate_gets_spans(
@@ -115,22 +113,16 @@ async def test_collector_with_the_certificate_of_another_address_is_not_trusted(
         assert await verdict(serve, port, CERTIFICATE=trusted) is Verdict.RETRY
 
 
-async def test_client_shows_its_certificate(serve: Serve, authority: Authority) -> None:
-    trusted, client = authority.own.cert_file, authority.client
-    async with serve(authority.server, authority.own) as port:
-        assert await verdict(serve, port, CERTIFICATE=trusted) is Verdict.RETRY
-        both = {"CLIENT_CERTIFICATE": client.cert_file, "CLIENT_KEY": client.key_file}
-        assert await verdict(serve, port, CERTIFICATE=trusted, **both) is Verdict.DELIVERED
-
-
-async def test_key_may_be_in_the_file_of_the_certificate(
+async def test_client_shows_its_certificate_whose_key_may_be_in_the_same_file(
     serve: Serve, authority: Authority, tmp_path: Path
 ) -> None:
-    client, one = authority.client, tmp_path / "both.pem"
+    trusted, client, one = authority.own.cert_file, authority.client, tmp_path / "both.pem"
     one.write_bytes(client.key_file.read_bytes() + client.cert_file.read_bytes())
     async with serve(authority.server, authority.own) as port:
-        files = {"CERTIFICATE": authority.own.cert_file, "CLIENT_CERTIFICATE": one}
-        assert await verdict(serve, port, **files) is Verdict.DELIVERED
+        assert await verdict(serve, port, CERTIFICATE=trusted) is Verdict.RETRY
+        two = {"CLIENT_CERTIFICATE": client.cert_file, "CLIENT_KEY": client.key_file}
+        for files in (two, {"CLIENT_CERTIFICATE": one}):
+            assert await verdict(serve, port, CERTIFICATE=trusted, **files) is Verdict.DELIVERED
 
 
 def test_key_of_another_certificate_prevents_the_start(authority: Authority) -> None:
@@ -145,5 +137,6 @@ def test_key_of_another_certificate_prevents_the_start(authority: Authority) -> 
 
 
 async def test_endpoint_without_tls_on_the_other_side_is_a_retry(serve: Serve) -> None:
-    async with http_receiver(blurting(head("400 Bad Request"))) as receiver:
+    answer_at_once = raw(head("400 Bad Request"), reads="nothing", then="close")
+    async with http_receiver(answer_at_once) as receiver:
         assert await verdict(serve, receiver.port) is Verdict.RETRY
