@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from orch_sidecar.observability.otlp.environment import tracing_from_environment
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.observability.tracing import Tracing
 from tests.orch_sidecar.observability.otlp.kept import attributes_of, value_of
+from tests.orch_sidecar.observability.otlp.scripted import DELIVERED, ScriptedTransport
 from tests.orch_sidecar.observability.otlp.sdk_spans import SdkTracing
 from tests.orch_sidecar.records import record_of
 
@@ -28,38 +28,14 @@ RESOURCE = {
 }
 
 
-class Taken:
-    """A transport that keeps what it is to send."""
-
-    address = "taken"
-
-    def __init__(self) -> None:
-        self.requests: list[bytes] = []
-
-    def made(self, _: object) -> Taken:
-        return self
-
-    async def prepare(self, request: bytes) -> bytes:
-        return request
-
-    async def send(self, prepared: bytes, timeout_s: float | None) -> Reply:
-        self.requests.append(prepared)
-        return Reply(Verdict.DELIVERED)
-
-    async def close(self) -> None:
-        return
-
-
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
+def taken(monkeypatch: pytest.MonkeyPatch) -> ScriptedTransport:
+    """Takes what each transport would send."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
-    taken = Taken()
+    taken = ScriptedTransport(DELIVERED)
     package = "orch_sidecar.observability.otlp"
-    monkeypatch.setattr(f"{package}.http_transport.HttpTransport", taken.made)
-    monkeypatch.setattr(f"{package}.grpc_transport.GrpcTransport", taken.made)
+    monkeypatch.setattr(f"{package}.http_transport.HttpTransport", lambda _: taken)
+    monkeypatch.setattr(f"{package}.grpc_transport.GrpcTransport", lambda _: taken)
     return taken
 
 
@@ -79,11 +55,16 @@ def requests(tracing: Tracing) -> None:
         trace.ended()
 
 
-async def of_both(taken: Taken) -> list[ExportTraceServiceRequest]:
-    """What arrives of the same requests: of this tracing, and of the SDK."""
+async def exported() -> None:
+    """Exports the spans of the requests as the environment has it."""
     tracing = tracing_from_environment(COMMON, COMMON)
     requests(tracing)
     await tracing.shutdown()
+
+
+async def of_both(taken: ScriptedTransport) -> list[ExportTraceServiceRequest]:
+    """What arrives of the same requests: of this tracing, and of the SDK."""
+    await exported()
     given = [os.environ.get(f"OTEL_{name}") for name in ("SERVICE_NAME", "RESOURCE_ATTRIBUTES")]
     named = {} if any(given) else {"service.name": "orch-sidecar"}
     exporter = InMemorySpanExporter()
@@ -106,7 +87,7 @@ async def of_both(taken: Taken) -> list[ExportTraceServiceRequest]:
     ],
 )
 async def test_resource_scope_and_schema_urls_are_those_of_the_sdk(
-    taken: Taken, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+    taken: ScriptedTransport, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -138,7 +119,7 @@ async def test_resource_scope_and_schema_urls_are_those_of_the_sdk(
     ids=str,
 )
 async def test_limits_of_the_environment_are_those_of_the_sdk(
-    taken: Taken, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+    taken: ScriptedTransport, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -157,24 +138,20 @@ async def test_limits_of_the_environment_are_those_of_the_sdk(
 
 @pytest.mark.parametrize("sampler", ["always_off", "parentbased_always_off"])
 async def test_sampler_of_the_environment_decides(
-    taken: Taken, monkeypatch: pytest.MonkeyPatch, sampler: str
+    taken: ScriptedTransport, monkeypatch: pytest.MonkeyPatch, sampler: str
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
-    tracing = tracing_from_environment(COMMON, COMMON)
-    requests(tracing)
-    await tracing.shutdown()
+    await exported()
     assert taken.requests == []
 
 
 async def test_resource_attribute_that_cannot_be_encoded_is_left_out(
-    taken: Taken, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    taken: ScriptedTransport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
         Resource, "create", lambda attributes: Resource({**attributes, "bad": "\ud800", "n": 1})
     )
-    tracing = tracing_from_environment(COMMON, COMMON)
-    requests(tracing)
-    await tracing.shutdown()
+    await exported()
     [body] = taken.requests
     [spans] = ExportTraceServiceRequest.FromString(body).resource_spans
     found = {each.key: value_of(each.value) for each in spans.resource.attributes}
@@ -183,10 +160,10 @@ async def test_resource_attribute_that_cannot_be_encoded_is_left_out(
 
 
 def test_without_an_endpoint_nothing_is_exported(
-    taken: Taken, monkeypatch: pytest.MonkeyPatch
+    taken: ScriptedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
-    assert isinstance(tracing_from_environment(COMMON, COMMON), Tracing)
+    assert type(tracing_from_environment(COMMON, COMMON)) is Tracing
 
 
 @pytest.mark.parametrize(
@@ -194,7 +171,7 @@ def test_without_an_endpoint_nothing_is_exported(
     [("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"), ("OTEL_SPAN_LINK_COUNT_LIMIT", "-1")],
 )
 def test_variable_that_cannot_be_used_prevents_the_start(
-    taken: Taken, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    taken: ScriptedTransport, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name}.*{value}"):

@@ -32,10 +32,9 @@ def kept() -> Kept:
 
 def begun(tracing: SpanTracing, **more: Any) -> tuple[RequestRecord, Trace]:
     """A request that was dispatched."""
-    record = record_of(**more)
-    record.cost, record.labels = 1, PLACED
+    record = record_of(**({"cost": 1, "labels": PLACED, "lease": "lease"} | more))
     trace = tracing.begin(record, {})
-    record.admitted, record.lease = record.arrived, "lease"
+    record.admitted = record.arrived
     trace.dispatched()
     return record, trace
 
@@ -145,16 +144,7 @@ def test_record_that_cannot_be_encoded_costs_itself_alone(
 ) -> None:
     tracing = tracing_to(kept, UNPLACED)
     for bad in (False, True, True, False):
-        more = {field: value} if bad and field in ("request_id", "correlation_id", "method") else {}
-        if bad and field == "arrived_ns":
-            more = {field: value}
-        record = record_of(**more)
-        trace = tracing.begin(record, {})
-        record.cost, record.labels, record.admitted = 1, PLACED, record.arrived
-        record.lease = "lease"
-        if bad and not more:
-            setattr(record, field, value)
-        trace.dispatched()
+        record, trace = begun(tracing, **({field: value} if bad else {}))
         record.end(Outcome.OK)
         trace.ended()
     assert [count for _, count in kept.traces] == [3, 3]
