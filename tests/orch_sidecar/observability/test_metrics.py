@@ -242,8 +242,7 @@ async def test_both_formats_are_valid_and_equal(metrics: Metrics) -> None:
     chance = random.Random(40)
     for _ in range(300):
         metrics.request_ended(anything(chance))
-    body = await text_of(metrics, OPENMETRICS)
-    families = openmetrics(body)
+    families = openmetrics(await text_of(metrics, OPENMETRICS))
     assert samples(families) == samples(classic((await text_of(metrics)).decode()))
     assert {family.name for family in families if family.type == "histogram"} > HISTOGRAMS
     for family in families:
@@ -259,10 +258,9 @@ async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
     metrics.request_ended(exchange_of(trace_id=b"\x0a\xbc"))
     metrics.request_ended(exchange_of())
     assert b"trace_id" not in await text_of(metrics)
-    body = await text_of(metrics, OPENMETRICS)
     found = {
         family.name: [s.exemplar for s in family.samples if s.exemplar is not None]
-        for family in openmetrics(body)
+        for family in openmetrics(await text_of(metrics, OPENMETRICS))
         if family.name in HISTOGRAMS
     }
     assert {name for name, exemplars in found.items() if exemplars} == HISTOGRAMS - {

@@ -110,33 +110,26 @@ def test_stream_has_a_duration_a_first_token_and_a_time_per_token(gen: GenAi) ->
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("more", "first_token"),
     [
-        {"stream": False},
-        {"first_byte": None},
-        {"endpoint": apis.RESPONSES},  # vLLM begins it before it generates
+        # Without a visible first token.
+        ({"stream": False}, (0, 0)),
+        ({"first_byte": None}, (0, 0)),
+        ({"endpoint": apis.RESPONSES}, (0, 0)),  # vLLM begins it before it generates
+        # Not one sequence of known length at the engine's pace.
+        ({"output_tokens": None}, (1, 0.3)),
+        ({"output_tokens": 1}, (1, 0.3)),
+        ({"output_tokens": 0}, (1, 0.3)),
+        ({"cost": 2}, (1, 0.3)),
+        ({"client_limited": True}, (1, 0.3)),
     ],
 )
-def test_answer_without_a_visible_first_token_has_only_a_duration(
-    gen: GenAi,
-    more: dict[str, Any],
+def test_answer_whose_time_per_token_is_not_known_has_a_duration(
+    gen: GenAi, more: dict[str, Any], first_token: tuple[float, float]
 ) -> None:
     served(gen, exchange_of(**more))
     assert only(gen, DURATION) == (1, 0.8)
-    assert only(gen, FIRST_TOKEN) == only(gen, PER_TOKEN) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{"output_tokens": None}, {"output_tokens": 1}, {"output_tokens": 0}, {"cost": 2},
-     {"client_limited": True}],
-)  # fmt: skip
-def test_time_per_token_is_that_of_one_sequence_of_known_length_at_the_engines_pace(
-    gen: GenAi,
-    more: dict[str, Any],
-) -> None:
-    served(gen, exchange_of(**more))
-    assert only(gen, FIRST_TOKEN) == (1, 0.3)
+    assert only(gen, FIRST_TOKEN) == first_token
     assert only(gen, PER_TOKEN) == (0, 0)
 
 
