@@ -43,8 +43,6 @@ _QUOTES: Final = (
 
 _ADDED: Final = "the rows to be added"
 _OLD_LABELS: Final = ("aggregate", "per_user_stream")
-# The columns that are rewritten in older tables; faults in others are not repaired.
-_REWRITTEN: Final = {COLUMNS.index("measurement_type"), COLUMNS.index("scenario_notes")}
 # Characters of a value that a message shows: a comma without quotes shifts whole texts.
 _SHOWN_CHARACTERS: Final = 60
 
@@ -308,12 +306,10 @@ def migrate(table: Table) -> tuple[Table, list[str]]:
         return table, []
     rows, steps = [], []
     for record in table.rows:
-        fields, found = record.fields, parse_row(record)
-        if not isinstance(found, Row):
-            place = f"{table.name}:{record.line}"
-            if {fault.index for fault in found} <= _REWRITTEN:
-                fields = _rewritten(record)
-                found = parse_row(replace(record, fields=fields))
+        fields = record.fields
+        if not isinstance(parse_row(record), Row):
+            fields = _rewritten(record)
+            found, place = parse_row(replace(record, fields=fields)), f"{table.name}:{record.line}"
             if isinstance(found, Row):
                 steps.append(f"{place}: migrated: {', '.join(fields[-3:-1])}")
             else:
@@ -338,5 +334,8 @@ def _rewritten(record: Record) -> tuple[str, ...]:
         notes["legacy_label"] = old
     if text:
         notes["legacy_notes"] = text.replace(";", ",")
-    changed = {"measurement_type": label.value, "scenario_notes": format_notes(notes)}
+    try:
+        changed = {"measurement_type": label.value, "scenario_notes": format_notes(notes)}
+    except ValueError:  # a length that no note can hold
+        return record.fields
     return tuple({**values, **changed}.values())
