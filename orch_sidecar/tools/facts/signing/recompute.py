@@ -167,13 +167,11 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
         groups = [(sent, seen, requests)]
         if len(seen) == len(requests):
             # Of a failed request nobody knows which of the engine's it was: no group is whole then.
-            pairs = zip(
-                *(
-                    [list(group) for _, group in groupby(sorted(each, key=_TOKENS), _TOKENS)]
-                    for each in (seen, requests)
-                ),
-                strict=True,
+            by_client, by_engine = (
+                [list(group) for _, group in groupby(sorted(each, key=_TOKENS), _TOKENS)]
+                for each in (seen, requests)
             )
+            pairs = zip(by_client, by_engine, strict=True)
             groups += [([each.arrived_s for each in here], here, there) for here, there in pairs]
         slack_s = proof.adjusted_s + thresholds.CLOCK_RATE * proof.totals.window_s
         slack_s += thresholds.ROUNDING_S + thresholds.NOTED_LATE_S
