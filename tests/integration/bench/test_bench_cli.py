@@ -153,6 +153,18 @@ async def test_interruption_writes_what_there_is_as_incomplete_and_exits_with_1(
     assert result.batches.largest == 1
 
 
+async def test_interruption_of_loadgen_writes_what_there_is_though_its_test_goes_on(
+    cloud: Running, engine: ScriptedEngine, bench: Bench
+) -> None:
+    rate = ("--rate", "60", "--requests", "6000", "--loadgen")
+    process = await bench.start(url_of(cloud), "batched-online", *rate)
+    await eventually(lambda: len(engine.generating) > 10)
+    process.send_signal(signal.SIGINT)
+    ran = await bench.ended(process)
+    assert ran.code == 1, ran.printed
+    assert (ran.result.status, ran.result.loadgen) == ("incomplete", None)
+
+
 async def test_second_interruption_does_not_wait_for_the_engine(
     home: Running, at_home: ScriptedEngine, bench: Bench
 ) -> None:

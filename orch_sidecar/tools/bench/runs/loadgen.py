@@ -12,7 +12,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -76,7 +76,8 @@ class Loadgen:
         loop, issued = asyncio.get_running_loop(), asyncio.Queue[tuple[int, float] | None]()
 
         def put(query: tuple[int, float] | None) -> None:
-            loop.call_soon_threadsafe(issued.put_nowait, query)
+            with suppress(RuntimeError):  # the loop is closed, as the run has ended early
+                loop.call_soon_threadsafe(issued.put_nowait, query)
 
         # A test cannot be stopped: a run that ends early leaves its thread behind.
         threading.Thread(target=self._test, args=(load, put), name="loadgen", daemon=True).start()
