@@ -17,10 +17,23 @@ def fast_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def cloud(engine: ScriptedEngine, start: Start) -> Running:
+def decoding(engine: ScriptedEngine) -> Decoding:
+    """What the engine of 4 slots answers."""
+    return Decoding(engine)
+
+
+@pytest.fixture
+async def cloud(decoding: Decoding, start: Start) -> Running:
     """A sidecar before an engine of 4 slots."""
-    Decoding(engine)
     return await start()
+
+
+@pytest.fixture
+async def offline(another: Engine, start: Start) -> Running:
+    """A sidecar before an engine of 8 slots."""
+    made = await another(profile="offline", slots=8)
+    Decoding(made)
+    return await start(engine_url=made.url, profile="offline")
 
 
 @pytest.fixture

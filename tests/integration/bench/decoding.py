@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.scripted_engine import ScriptedEngine
@@ -42,10 +41,10 @@ class Decoding:
         engine.answer = self
         self.report()
 
-    def report(self, **instead: Any) -> None:
+    def report(self) -> None:
         """The counts as of now, as the next heartbeat would tell them."""
         counts = self._engine.engine_state.heartbeat_fields()
-        self._engine.report(**{name: counts[name] for name in _REPORTED} | instead)
+        self._engine.report(**{name: counts[name] for name in _REPORTED})
 
     async def __call__(self, answer: Answer) -> None:
         body = answer.request.json()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, TypeVar
 
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import cycle, synthetic
@@ -11,6 +13,7 @@ from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+from tests.integration.client import COMPLETIONS
 from tests.integration.running import Running
 
 SINGLE = Scenario(Label.SINGLE_STREAM, 12, arrivals=Arrivals.ONE_BY_ONE, clients=1)
@@ -19,6 +22,8 @@ POISSON = Scenario(Label.BATCHED_ONLINE, 40, arrivals=Arrivals.POISSON, rate_per
 OFFLINE = Scenario(Label.OFFLINE, 30, arrivals=Arrivals.AT_ONCE)
 
 INPUT_TOKENS, OUTPUT_TOKENS = 20, 6
+
+Value = TypeVar("Value")
 
 
 def plan(url: str, scenario: Scenario, *, pool: str | None = None, **more: Any) -> Plan:
@@ -46,3 +51,24 @@ async def measured(url: str, scenario: Scenario, **more: Any) -> Result:
 
 def url_of(running: Running) -> str:
     return f"http://127.0.0.1:{running.port}"
+
+
+async def post_of_others(running: Running, max_tokens: int) -> None:
+    """A request of another client, and its answer."""
+    client, prompt = await running.client(), list(range(5))
+    response = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=max_tokens)
+    assert response.status == 200
+
+
+def prompts_file(folder: Path) -> str:
+    """The path of a file of three prompts, with 4 tokens and answers of 6."""
+    path = folder / "prompts.jsonl"
+    lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return str(path)
+
+
+def known(value: Value | None) -> Value:
+    """A value that must be there."""
+    assert value is not None
+    return value

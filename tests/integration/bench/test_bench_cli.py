@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +15,7 @@ from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from orch_sidecar.tools.facts.tables.table import valid_rows
-from tests.integration.bench.measuring import url_of
-from tests.integration.client import COMPLETIONS
+from tests.integration.bench.measuring import known, post_of_others, prompts_file, url_of
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
@@ -53,15 +50,12 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        prompts = folder / "prompts.jsonl"
-        lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
-        prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-        self._words = ("--prompts", str(prompts), "--warm-up", "2", "--duration", "0")
+        self._words = ("--prompts", prompts_file(folder), "--warm-up", "2", "--duration", "0")
 
-    async def start(self, url: str, *words: str, given: bool = True) -> asyncio.subprocess.Process:
-        """`given`: with prompts, and only as long as it must be."""
+    async def start(self, url: str, *words: str) -> asyncio.subprocess.Process:
+        """With prompts, and only as long as it must be."""
         out = ("--output", str(self._folder / "o.json"), "--facts", str(self._folder / "f.csv"))
-        command = (*ORCH, "bench", *words, "--url", url, *(self._words if given else ()), *out)
+        command = (*ORCH, "bench", *words, "--url", url, *self._words, *out)
         return await asyncio.create_subprocess_exec(
             *command,
             env=os.environ | {"OPENAI_API_KEY": KEY},
@@ -83,8 +77,8 @@ class Bench:
             assert TOKEN not in text + content
         return found
 
-    async def run(self, url: str, *words: str, given: bool = True) -> Ran:
-        return await self.ended(await self.start(url, *words, given=given))
+    async def run(self, url: str, *words: str) -> Ran:
+        return await self.ended(await self.start(url, *words))
 
 
 @pytest.fixture
@@ -120,11 +114,9 @@ async def test_measurement_is_written_with_a_row_that_passes_the_check(
 async def test_invalid_result_exits_with_1_and_makes_no_row(
     home: Running, at_home: ScriptedEngine, bench: Bench
 ) -> None:
-    client = await home.client()
     process = await bench.start(url_of(home), "single-stream", "--requests", "60")
     await eventually(lambda: len(at_home.generating) > 10)
-    prompt: Any = [1, 2, 3]
-    assert (await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=2)).status == 200
+    await post_of_others(home, max_tokens=2)
     ran = await bench.ended(process)
     assert ran.code == 1
     assert "single_stream: invalid" in ran.printed
@@ -149,8 +141,7 @@ async def test_interruption_writes_what_there_is_as_incomplete_and_exits_with_1(
     result = ran.result
     assert (result.status, ran.rows) == ("incomplete", [])
     assert result.counts.answered >= 8
-    assert result.batches is not None
-    assert result.batches.largest == 1
+    assert known(result.batches).largest == 1
 
 
 async def test_interruption_of_loadgen_writes_what_there_is_though_its_test_goes_on(

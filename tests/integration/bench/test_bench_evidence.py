@@ -15,8 +15,9 @@ from orch_sidecar.tools.bench.reports import add_row
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.facts.tables import files
 from tests.integration.bench.decoding import Decoding
-from tests.integration.bench.measuring import CLOSED, SINGLE, measured, url_of
+from tests.integration.bench.measuring import CLOSED, SINGLE, known, measured, url_of
 from tests.integration.bench.signing import Signing
+from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import above
@@ -37,8 +38,8 @@ def operator_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 @pytest.fixture
-def signing(engine: ScriptedEngine, operator_key: Path) -> Signing:
-    return Signing(engine, Decoding(engine), operator_key)
+def signing(engine: ScriptedEngine, decoding: Decoding, operator_key: Path) -> Signing:
+    return Signing(engine, decoding, operator_key)
 
 
 def kept(result: Result, folder: Path) -> Path:
@@ -48,13 +49,8 @@ def kept(result: Result, folder: Path) -> Path:
     return table
 
 
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def evidence_beside(table: Path) -> Path:
-    [path] = table.parent.glob("*.json")
-    return path
+def files_in(folder: Path, pattern: str = "*") -> list[Path]:
+    return sorted(folder.glob(pattern))
 
 
 def verify(*words: object) -> int:
@@ -85,7 +81,7 @@ async def test_run_is_verified_and_a_changed_byte_is_not(
     assert verify(table, "--trusted", trusted) == 1
     assert "failed" in capsys.readouterr().out
     table.write_text(text, encoding="utf-8")
-    evidence = evidence_beside(table)
+    [evidence] = files_in(tmp_path, "*.json")
     content = evidence.read_bytes()
     evidence.write_bytes(content.replace(b'"length"', b'"Length"', 1).replace(b"1", b"2", 1))
     assert verify(evidence, "--trusted", trusted) == 1
@@ -99,7 +95,7 @@ async def test_row_that_no_table_takes_leaves_no_evidence(
     engine = result.engine.model_copy(update={"gpu": "=1+1"})
     with pytest.raises(ValueError, match="gpu"):
         add_row(result.model_copy(update={"engine": engine}), tmp_path / "facts.csv")
-    assert names_in(tmp_path) == ["operator.pem", "trusted.yaml"]
+    assert [path.name for path in files_in(tmp_path)] == ["operator.pem", "trusted.yaml"]
 
 
 async def test_nonce_is_new_in_each_run_and_the_same_in_both_statements(
@@ -127,16 +123,14 @@ async def test_statement_of_others_between_does_not_break_the_chain(
 
     signing.evidence.finished.add = add_and_ask  # type: ignore[method-assign]
     result = await measured(url_of(sidecar), CLOSED)
-    assert result.evidence.signed is not None
-    assert len(result.evidence.signed.between) == 1
+    assert len(known(result.evidence.signed).between) == 1
     assert verify(kept(result, tmp_path), "--trusted", tmp_path / "trusted.yaml") == 0
 
 
 async def test_engine_that_signs_nothing_is_not_asked_and_its_row_is_unverified(
-    engine: ScriptedEngine, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: ScriptedEngine, cloud: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Decoding(engine)
-    result = await measured(url_of(await start()), CLOSED)
+    result = await measured(url_of(cloud), CLOSED)
     assert "offers no signed statements" in result.evidence.missing
     assert STATEMENTS_PATH not in [request.path for request in engine.received]
     assert verify(kept(result, tmp_path)) == 1
@@ -184,15 +178,9 @@ async def test_statement_is_of_the_pool_that_is_measured(
 
 
 async def test_client_without_a_key_gets_no_statement(
-    signing: Signing, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    signing: Signing, keyed: Running, ring: KeyRing
 ) -> None:
-    cli.main(["key", "alice"])
-    printed = capsys.readouterr()
-    keys = tmp_path / "keys.yaml"
-    keys.write_text(printed.out, encoding="utf-8")
-    sidecar: Running = await start(api_keys_file=str(keys))
-    client = await sidecar.client()
-    body = json.dumps({"run": "r"}).encode()
+    client = await keyed.client()
+    body, of_alice = json.dumps({"run": "r"}).encode(), [ring.bearer("alice")]
     assert (await client.request("POST", STATEMENTS_PATH, body)).status == 401
-    fields = [("Authorization", f"Bearer {printed.err.strip()}")]
-    assert (await client.request("POST", STATEMENTS_PATH, body, fields)).status == 200
+    assert (await client.request("POST", STATEMENTS_PATH, body, of_alice)).status == 200

@@ -12,28 +12,22 @@ from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.capabilities import served_model, vocabulary
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
+from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.result import Status, row_of
 from orch_sidecar.tools.facts.tables.row import Label
-from tests.integration.bench.decoding import Decoding
-from tests.integration.bench.measuring import (
-    CLOSED,
-    POISSON,
-    SINGLE,
-    measured,
-    url_of,
-)
+from tests.integration.bench.measuring import CLOSED, OFFLINE, POISSON, SINGLE, measured, url_of
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
-pytestmark = pytest.mark.usefixtures("fast_reports")
+pytestmark = pytest.mark.usefixtures("fast_reports", "decoding")
 
 TYPED = {"engine": "vLLM 0.32.0", "precision": "BF16", "gpu": "H100", "gpu_count": 1}
 
 
-async def test_every_request_names_its_scenario_and_is_never_coalesced(
+async def test_every_request_names_its_scenario_and_the_secret_of_its_run(
     engine: ScriptedEngine,
 ) -> None:
-    Decoding(engine)
+    """The result has its digest, and no request is ever coalesced."""
     result = await measured(engine.url, replace(CLOSED, warm_up_requests=3))
     warm_up, rest = engine.generating[:3], engine.generating[3:]
     assert {each.header("x-orch-scenario") for each in warm_up} == {f"{result.id}.warmup"}
@@ -42,24 +36,16 @@ async def test_every_request_names_its_scenario_and_is_never_coalesced(
     assert result.counts.sent == len(rest) == 24
     prompts = [tuple(each.json()["prompt"]) for each in engine.generating]
     assert len(set(prompts)) == len(prompts)
-
-
-async def test_every_request_has_the_secret_of_its_run_and_the_result_its_digest(
-    engine: ScriptedEngine,
-) -> None:
-    Decoding(engine)
-    first = await measured(engine.url, replace(CLOSED, warm_up_requests=3))
     [secret] = {each.header("x-orch-run") for each in engine.generating}
     assert secret is not None
     assert re.fullmatch("[0-9a-f]{32}", secret)
-    assert first.run == run_digest(secret)
-    assert secret not in first.model_dump_json()
+    assert result.run == run_digest(secret)
+    assert secret not in result.model_dump_json()
     second = await measured(engine.url, CLOSED)
-    assert second.run != first.run
+    assert second.run != result.run
 
 
 async def test_prefix_cache_is_separate_for_each_run(engine: ScriptedEngine) -> None:
-    Decoding(engine)
     scenario = replace(CLOSED, warm_up_requests=2, least_requests=4)
     first = await measured(engine.url, scenario)
     second = await measured(engine.url, scenario)
@@ -72,7 +58,6 @@ async def test_prefix_cache_is_separate_for_each_run(engine: ScriptedEngine) -> 
 
 
 async def test_endpoint_that_is_not_vllm_gets_none_of_its_fields(engine: ScriptedEngine) -> None:
-    Decoding(engine)
     result = await measured(engine.url, CLOSED, ignore_eos=False)
     body = engine.generating[0].json()
     assert not {"cache_salt", "ignore_eos", "min_tokens"} & set(body)
@@ -93,7 +78,6 @@ async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
     engine: ScriptedEngine, status: int, answer: Any
 ) -> None:
     """Whatever it answers to what it does not know."""
-    Decoding(engine)
     engine.pages["/v1/capabilities"] = lambda page: page.json(answer, status)
     result = await measured(engine.url, CLOSED)
     assert result.status is Status.UNVERIFIED
@@ -105,39 +89,49 @@ async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
     assert row_of(typed).measurement_type is Label.TO_BE_CONFIRMED
 
 
-async def test_row_that_cannot_be_made_is_reported_before_anything_is_sent(
-    engine: ScriptedEngine,
+@pytest.mark.parametrize(
+    ("scenario", "more", "why"),
+    [
+        (SINGLE, {}, "single_stream needs a pool that reports"),
+        (CLOSED, {"for_row": True}, "give --engine"),
+    ],
+)
+async def test_what_a_silent_endpoint_cannot_be_is_rejected_before_anything_is_sent(
+    engine: ScriptedEngine, scenario: Scenario, more: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(Unavailable, match="give --engine"):
-        await measured(engine.url, CLOSED, for_row=True)
+    with pytest.raises(Unavailable, match=why):
+        await measured(engine.url, scenario, **more)
     assert engine.generating == []
 
 
 @pytest.mark.parametrize(
-    ("given", "both"),
+    ("scenario", "more", "both"),
     [
+        (SINGLE, {}, "a measurement of it cannot be single_stream"),
+        (OFFLINE, {}, "a measurement of it cannot be offline"),
         (
-            {"gpu": "NVIDIA H100", "gpu_count": 8},
+            CLOSED,
+            {"given": {"gpu": "NVIDIA H100", "gpu_count": 8}},
             "--gpu 'NVIDIA H100' contradicts the engine, which reports 'CPU (scripted)'",
         ),
-        ({"model_id": "org/70B"}, "--model-id 'org/70B': the engine serves tiny"),
+        (
+            CLOSED,
+            {"given": {"model_id": "org/70B"}},
+            "--model-id 'org/70B': the engine serves tiny",
+        ),
+        (CLOSED, {"model": "huge"}, "the pool does not serve the model 'huge', but tiny"),
     ],
 )
-async def test_claim_that_the_engine_contradicts_is_rejected_before_anything_is_sent(
-    engine: ScriptedEngine, cloud: Running, given: dict[str, Any], both: str
+async def test_claim_that_the_pool_contradicts_is_rejected_before_anything_is_sent(
+    engine: ScriptedEngine, cloud: Running, scenario: Scenario, more: dict[str, Any], both: str
 ) -> None:
     with pytest.raises(Unavailable, match=re.escape(both)):
-        await measured(url_of(cloud), CLOSED, given=given)
+        await measured(url_of(cloud), scenario, **more)
     assert engine.generating == []
 
 
-async def test_model_that_is_not_served_there_is_rejected(cloud: Running) -> None:
-    with pytest.raises(Unavailable, match="the pool does not serve the model 'huge', but tiny"):
-        await measured(url_of(cloud), CLOSED, model="huge")
-
-
 async def test_every_name_that_is_served_there_can_be_measured(
-    engine: ScriptedEngine, cloud: Running, fast_reports: None
+    engine: ScriptedEngine, cloud: Running
 ) -> None:
     engine.engine_state.set_models(("tiny", "alias", "sql"))
     await eventually(lambda: "sql" in (cloud.pool.watcher.models or ()))
@@ -147,9 +141,7 @@ async def test_every_name_that_is_served_there_can_be_measured(
     assert {request.json()["model"] for request in engine.generating} == {"alias", "sql"}
 
 
-async def test_pool_that_is_not_ready_is_rejected(
-    engine: ScriptedEngine, cloud: Running, home: Running, at_home: ScriptedEngine
-) -> None:
+async def test_pool_that_is_not_ready_is_rejected(home: Running, at_home: ScriptedEngine) -> None:
     await at_home.stop()
     await eventually(lambda: not home.pool.watcher.ready)
     with pytest.raises(Unavailable, match="the pool 'home' is "):
@@ -161,9 +153,9 @@ async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None
     with pytest.raises(Unavailable, match="no request of the warm-up was answered: status 401"):
         await measured(engine.url, replace(CLOSED, warm_up_requests=2))
     engine.api_key = None
-    elsewhere = f"{engine.url}/other"
+    engine.pages["/other/v1/completions"] = lambda page: page.json({"detail": "Not Found"}, 404)
     with pytest.raises(Unavailable, match="no request of the warm-up was answered: status 404"):
-        await measured(elsewhere, replace(CLOSED, warm_up_requests=1))
+        await measured(f"{engine.url}/other", replace(CLOSED, warm_up_requests=1))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,7 @@ from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.table import check, valid_rows
 from tests.integration.bench.decoding import Decoding
-from tests.integration.bench.measuring import url_of
-from tests.integration.client import COMPLETIONS
+from tests.integration.bench.measuring import known, post_of_others, prompts_file, url_of
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
@@ -37,12 +35,10 @@ SERIES = "orch_sidecar.tools.bench.runs.series"
 def run(cloud: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's work, here: in a process of its own it waits a second for each look."""
     monkeypatch.setattr(f"{SERIES}.RateSearch", partial(RateSearch, requests=20))
-    prompts = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
-    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    prompts = prompts_file(tmp_path)
 
     async def run_here(*words: str) -> int:
-        common = ("--url", url_of(cloud), "--prompts", str(prompts))
+        common = ("--url", url_of(cloud), "--prompts", prompts)
         out = ("--output", str(tmp_path / "o.json"), "--facts", str(tmp_path / "f.csv"))
         options = cli.parser().parse_args([*words, *common, *out])
         return reports.report(await cli.measured(options), options)
@@ -72,12 +68,12 @@ async def test_search_finds_the_rate_that_the_engine_can_do(
     printed = capsys.readouterr()
     assert code == 0, printed.out + printed.err
     result = result_of(tmp_path)
-    assert result.scenario.rate_per_s is not None
-    assert 15 < result.scenario.rate_per_s < 150
-    assert f"largest rate that meets the SLO: {result.scenario.rate_per_s:.4g}/s" in printed.err
+    rate_per_s = known(result.scenario.rate_per_s)
+    assert 15 < rate_per_s < 150
+    assert f"largest rate that meets the SLO: {rate_per_s:.4g}/s" in printed.err
     kept = [trial.rate_per_s for trial in result.trials if trial.kept]
     missed = [trial.rate_per_s for trial in result.trials if not trial.kept]
-    assert max(kept) == result.scenario.rate_per_s
+    assert max(kept) == rate_per_s
     assert min(missed) > max(kept)
     assert all(trial.requests >= 20 for trial in result.trials)
     assert result.scenario.least_requests == 60
@@ -115,15 +111,26 @@ async def test_search_ends_where_no_rate_keeps_the_slo(
 async def test_trial_beside_another_client_ends_the_search(
     run: Run, cloud: Running, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
-    client = await cloud.client()
     running = asyncio.create_task(run(*SEARCH, "--slo-latency-ms", "600"))
     await eventually(lambda: len(engine.generating) > 5)
-    await client.post(COMPLETIONS, stream=True, prompt=[1, 2], max_tokens=2)
+    await post_of_others(cloud, max_tokens=2)
     assert await running == 1
     result = result_of(tmp_path)
     assert result.status == "incomplete"
     assert result.reasons[0] == "the search ended early: the trial at 25/s is invalid"
     assert result.reasons[1].startswith("the engine accepted")
+
+
+def fail_after_the_first(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run of a series is measured; those after it fail."""
+    measured = [measure]
+
+    async def once(*arguments: Any, **more: Any) -> Result:
+        if measured:
+            return await measured.pop()(*arguments, **more)
+        raise error
+
+    monkeypatch.setattr(f"{SERIES}.measure", once)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +140,7 @@ async def test_trial_beside_another_client_ends_the_search(
 async def test_search_that_ends_between_trials_keeps_its_results(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    measured = [measure]
-
-    async def once(*arguments: Any, **more: Any) -> Result:
-        if measured:
-            return await measured.pop()(*arguments, **more)
-        raise error
-
-    monkeypatch.setattr(f"{SERIES}.measure", once)
+    fail_after_the_first(error, monkeypatch)
     assert await run(*SEARCH, "--slo-latency-ms", "6000") == 1
     result = result_of(tmp_path)
     assert (result.status, result.reasons[0]) == ("incomplete", f"the search ended early: {error}")
@@ -174,8 +174,7 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     assert [point.batch for point in found.points] == pytest.approx([1, 2, 4], rel=0.2)
     assert [point.result.status for point in found.points] == ["unbatched", *2 * ["preliminary"]]
     assert found.points[0].speed_up == 1
-    assert found.points[2].speed_up is not None
-    assert found.points[2].speed_up > 1
+    assert known(found.points[2].speed_up) > 1
     assert found.fit is not None
     assert [result.scenario.seed for result in found.results] == [0, 1, 2]
     assert len({result.scenario.cache_salt for result in found.results}) == 3
@@ -191,14 +190,7 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
 async def test_sweep_whose_endpoint_fails_keeps_its_results(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = [measure]
-
-    async def once(*arguments: Any) -> Result:
-        if measured:
-            return await measured.pop()(*arguments)
-        raise EndpointError("GET /v1/capabilities: refused")
-
-    monkeypatch.setattr(f"{SERIES}.measure", once)
+    fail_after_the_first(EndpointError("GET /v1/capabilities: refused"), monkeypatch)
     assert await run("sweep", "--concurrency", "2,4", "--duration", "0.2") == 1
     found = sweep_of(tmp_path)
     assert [point.clients for point in found.points] == [2]
@@ -224,8 +216,7 @@ async def test_interrupted_sweep_keeps_its_results(
     running = asyncio.create_task(run("sweep", "--concurrency", "2,4", "--duration", "0.5"))
     assert await running == 1
     found = sweep_of(tmp_path)
-    assert found.ended_by
-    assert found.ended_by.startswith("at 4 clients: the user interrupted the run")
+    assert known(found.ended_by).startswith("at 4 clients: the user interrupted the run")
     assert found.points[0].clients == 2
 
 

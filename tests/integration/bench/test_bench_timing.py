@@ -17,7 +17,7 @@ from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.results.result import Status
 from tests.benchmarks.upstream import MODEL, Script, Upstream
-from tests.integration.bench.measuring import CLOSED, measured, plan
+from tests.integration.bench.measuring import CLOSED, known, measured, plan
 
 SCENARIO = replace(CLOSED, least_requests=20, warm_up_requests=4)
 SCRIPT = Script(first_token_s=0.060, token_s=0.010, tokens=12)
@@ -113,14 +113,10 @@ async def test_result_agrees_with_the_upstream(upstream: Upstream) -> None:
     async def off_s() -> float:
         upstream.forget()
         result = await measured(upstream.url, SCENARIO, model=MODEL)
-        figures = result.figures
+        times_s = known(result.figures).times_s
         assert result.status is Status.UNVERIFIED
         assert result.counts.of_other_length == 0
-        assert figures is not None
-        ttft, tpot, gaps = figures.times_s["ttft"], figures.times_s["tpot"], result.gaps_s
-        assert ttft is not None
-        assert tpot is not None
-        assert gaps is not None
+        ttft, tpot, gaps = known(times_s["ttft"]), known(times_s["tpot"]), known(result.gaps_s)
         assert ttft.p50 >= 0.06
         answered = upstream.seen().requests[SCENARIO.warm_up_requests :]
         pairs = (

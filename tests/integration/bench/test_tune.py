@@ -13,11 +13,11 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.sizing.tune import RATES, tune
-from tests.integration.bench.measuring import INPUT_TOKENS, OUTPUT_TOKENS, plan, url_of
+from tests.integration.bench.measuring import INPUT_TOKENS, OUTPUT_TOKENS, known, plan, url_of
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
-pytestmark = pytest.mark.usefixtures("fast_reports")
+pytestmark = pytest.mark.usefixtures("fast_reports", "few_requests")
 
 
 ONLINE = Scenario(Label.BATCHED_ONLINE, 1, 0.3, arrivals=Arrivals.POISSON, rate_per_s=1.0)
@@ -32,7 +32,6 @@ def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orch_sidecar.tools.sizing.tune.RATES", rates)
 
 
-@pytest.mark.usefixtures("few_requests")
 async def test_curve_and_rate_are_those_of_the_engine(
     cloud: Running, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,11 +41,11 @@ async def test_curve_and_rate_are_those_of_the_engine(
     step_ms = found.model.curve.at(4)
     assert step_ms == pytest.approx(4.0, rel=0.01), "the script's, whatever the batch"
     assert found.decision.slots == 8  # twice what was measured: all of it would be kept
-    assert found.rate is not None
-    assert found.rate.best is not None
-    assert all(trial.kept for trial in found.rate.trials)
+    rate = known(found.rate)
+    assert rate.best is not None
+    assert all(trial.kept for trial in rate.trials)
     # A busy machine is told of, too: the client may be the bottleneck.
-    assert capsys.readouterr().err.count("met the SLO") == len(found.rate.trials)
+    assert capsys.readouterr().err.count("met the SLO") == len(rate.trials)
     classes = {request.header("x-vllm-priority") for request in engine.generating}
     assert classes == {"0", "1"}, "the curve is measured with bulk, the rate with interactive"
 
@@ -60,7 +59,6 @@ async def test_interruption_ends_it_with_the_reason(cloud: Running, engine: Scri
         await running
 
 
-@pytest.mark.usefixtures("few_requests")
 async def test_interruption_of_the_search_is_a_doubt_of_what_was_decided(
     cloud: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +69,5 @@ async def test_interruption_of_the_search_is_a_doubt_of_what_was_decided(
     monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.print_error", report)
     running = asyncio.create_task(tune(plan(url_of(cloud), WITH_SLO), TRAFFIC))
     found = await running
-    assert found.rate is not None
-    assert [trial.kept for trial in found.rate.trials] == [True]
+    assert [trial.kept for trial in known(found.rate).trials] == [True]
     assert found.decision.doubts[-1].startswith("the search for a rate ended early: ")
