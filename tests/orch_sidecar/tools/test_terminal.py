@@ -10,7 +10,7 @@ import pytest
 
 from orch_sidecar.tools import terminal
 from orch_sidecar.tools.terminal import Progress, bad, good
-from tests.patience import HANG_S
+from tests.patience import wait_until
 
 
 class Terminal(io.StringIO):
@@ -25,19 +25,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "_REWRITE_S", 0.001)
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_terminal_is_shown_one_line_that_is_rewritten_and_cleared() -> None:
     screen = Terminal()
     with Progress("reading", screen, after_s=0.0) as progress:
-        until(lambda: "reading (0 s)" in screen.getvalue())
+        wait_until(lambda: "reading (0 s)" in screen.getvalue())
         progress.phase("judging", "3 spans")
-        until(lambda: "judging, 3 spans" in screen.getvalue())
+        wait_until(lambda: "judging, 3 spans" in screen.getvalue())
     shown = screen.getvalue()
     assert "\n" not in shown
     assert shown.startswith("\r\x1b[K")
@@ -47,12 +40,12 @@ def test_terminal_is_shown_one_line_that_is_rewritten_and_cleared() -> None:
 def test_file_gets_a_line_for_each_phase_without_control_sequences() -> None:
     out = io.StringIO()
     with Progress("reading", out, after_s=0.0) as progress:
-        until(out.getvalue)
+        wait_until(out.getvalue)
         for _ in range(3):
             progress.phase("reading", "more")
             time.sleep(0.005)
         progress.phase("judging")
-        until(lambda: "judging" in out.getvalue())
+        wait_until(lambda: "judging" in out.getvalue())
     assert [line.split(" (")[0] for line in out.getvalue().splitlines()] == ["reading", "judging"]
     assert "\x1b" not in out.getvalue()
 
@@ -80,7 +73,7 @@ def test_line_has_the_share_and_the_time_that_is_left() -> None:
 def test_stream_that_is_gone_disturbs_nothing() -> None:
     screen = Terminal()
     with Progress("reading", screen, after_s=0.0):
-        until(screen.getvalue)
+        wait_until(screen.getvalue)
         screen.close()
         time.sleep(0.01)
 

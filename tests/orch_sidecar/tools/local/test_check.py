@@ -6,7 +6,6 @@ rule, before anything starts.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import socket
@@ -77,15 +76,13 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
 
-TOKENS = {"gen_ai.usage.output_tokens": 24}
-
-
 class Receiver:
     """Has a trace for each request."""
 
     def wait(self, trace_id: str, *_: object) -> list[ReceivedSpan]:
         own = {"measurement_type": "batched_online"}
-        attributes = {check.REQUEST_SPAN: own | {"orch.batch_size.max": 4, **TOKENS}}
+        figures = {"orch.batch_size.max": 4, "gen_ai.usage.output_tokens": 24}
+        attributes = {check.REQUEST_SPAN: own | figures}
         return [
             ReceivedSpan(trace_id, name, "", name, 0, 1, attributes.get(name, own), own)
             for name in ("/v1/chat/completions", WAIT_SPAN, ENGINE_SPAN, check.REQUEST_SPAN)
@@ -103,15 +100,19 @@ def sidecar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sidecar]:
         thread.join()
 
 
-def problems(sidecar: Sidecar) -> list[str]:
-    return check.run(cast(Stack, sidecar), cast(OtlpReceiver, Receiver())).problems
+def checked(sidecar: Sidecar) -> check.Findings:
+    return check.run(cast(Stack, sidecar), cast(OtlpReceiver, Receiver()))
 
 
 def test_figures_are_read_when_the_engine_has_reported_all_of_them(
     sidecar: Sidecar, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sidecar.readings = [IDLE, IDLE, HALF, DONE, DONE]
-    assert problems(sidecar) == []
+    found = checked(sidecar)
+    assert found.problems == []
+    assert found.summary == (
+        "4 requests answered with 96 tokens, 4 at a time in 4 slots; the engine and 4 traces agree"
+    )
     printed = capsys.readouterr().out
     assert '"requests_total": 4' in printed
     assert '"steps_total": 23' in printed
@@ -122,20 +123,11 @@ def test_requests_that_the_engine_does_not_report_are_a_problem(
     sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "_COUNTED_WITHIN_S", 0.02)
-    sidecar.readings = [copy.deepcopy(IDLE)]
-    assert problems(sidecar) == [
+    sidecar.readings = [IDLE]
+    assert checked(sidecar).problems == [
         "4 requests were sent, but the engine reports 0 in 0 steps",
         "the generated tokens differ: 96 by the answers, 96 by the traces, 0 by the engine",
     ]
-
-
-def test_verdict_in_one_line_has_figures_that_agree(sidecar: Sidecar) -> None:
-    sidecar.readings = [IDLE, IDLE, DONE, DONE]
-    found = check.run(cast(Stack, sidecar), cast(OtlpReceiver, Receiver()))
-    assert found.problems == []
-    assert found.summary == (
-        "4 requests answered with 96 tokens, 4 at a time in 4 slots; the engine and 4 traces agree"
-    )
 
 
 @pytest.mark.parametrize("found", [[], ["an answer was empty"]])
@@ -143,21 +135,12 @@ def test_last_line_is_the_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: list[str]
 ) -> None:
     monkeypatch.setattr(up, "_run", lambda *_: check.Findings(found, "4 requests"))
-    monkeypatch.setattr(up, "find_spec", lambda name: object())
-    monkeypatch.setattr("orch_sidecar.tools.local.up.signal.signal", lambda *_: None)
     if found:
         with pytest.raises(SystemExit, match="orch up --check: an answer was empty"):
             up.main(["--check"], cli.read_settings)
     else:
         up.main(["--check"], cli.read_settings)
         assert capsys.readouterr().out.splitlines()[-1] == "all is well: 4 requests"
-
-
-def test_port_that_is_taken_is_rejected_before_anything_starts(sidecar: Sidecar) -> None:
-    taken = Stack(Plan("home", "model", port=sidecar.server_address[1]))
-    with pytest.raises(StackError, match=r"Address already in use.*; choose another port"):
-        taken.require_ports()
-    Stack(Plan("home", "model", port=free_port())).require_ports()
 
 
 def test_one_beside_another_has_logs_of_its_own(
@@ -169,7 +152,6 @@ def test_one_beside_another_has_logs_of_its_own(
         plans.append(plan)
         raise StackError("enough is known")
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(up, "Stack", stack)
     for port, more in ((8080, ()), (8081, ()), (8081, ("--check",))):
         with pytest.raises(StackError):
@@ -302,16 +284,12 @@ def test_environment_of_the_sidecar_is_read_before_anything_starts(
     [
         *(f"engine {model}" for model in ("m", "org/model", "s3://bucket/deep/model", ".", "/")),
         "up --port 0 --model org/model",
+        "engine m --profile cloud --max-num-batched-tokens 8k",
     ],
 )
-def test_model_that_may_exist_is_left_to_vllm(words: str) -> None:
+def test_what_vllm_may_know_is_left_to_it(words: str) -> None:
     with pytest.raises(Started):
         cli.main(words.split())
-
-
-def test_numbers_in_a_form_of_vllm_are_left_to_it() -> None:
-    with pytest.raises(Started):
-        cli.main(["engine", "m", "--profile", "cloud", "--max-num-batched-tokens", "8k"])
 
 
 @pytest.mark.parametrize("model", ["m", ""])
@@ -351,14 +329,19 @@ def test_admin_port_is_that_of_the_environment(
     assert found.admin_url == f"http://127.0.0.1:{found.admin_port}"
 
 
-def test_admin_port_that_is_taken_is_rejected_before_anything_starts() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        plan = Plan("home", "model", admin_port=taken.getsockname()[1])
-        with pytest.raises(StackError, match="choose another port with ORCH_ADMIN_PORT"):
-            Stack(plan).require_ports()
+def test_port_that_is_taken_is_rejected_before_anything_starts() -> None:
     port = free_port()
-    with pytest.raises(StackError, match="choose another port with ORCH_ADMIN_PORT"):
-        Stack(Plan("home", "model", port=port, admin_port=port)).require_ports()
+    Stack(Plan("home", "model", port=port)).require_ports()
+    in_use, for_admin = r"Address already in use.*; choose another port", "with ORCH_ADMIN_PORT"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        for ports, message in (
+            ({"port": taken}, in_use),
+            ({"admin_port": taken}, f"{in_use} {for_admin}"),
+            ({"port": port, "admin_port": port}, f"choose another port {for_admin}"),
+        ):
+            with pytest.raises(StackError, match=message):
+                Stack(Plan("home", "model", **ports)).require_ports()
 
 
 def test_mistake_is_found_before_anything_heavy_is_imported() -> None:

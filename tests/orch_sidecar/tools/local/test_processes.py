@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,9 +15,12 @@ import pytest
 
 from orch_sidecar.tools.local import stack as processes
 from orch_sidecar.tools.local.stack import Child, Plan, Stack, StackError
-from tests.patience import HANG_S
+from tests.patience import HANG_S, wait_until
 
 AUTOGROUP = Path("/proc/self/autogroup")
+shares_cores_by_sessions = pytest.mark.skipif(
+    not AUTOGROUP.exists(), reason="this kernel does not share cores by sessions"
+)
 
 
 @contextmanager
@@ -27,10 +29,7 @@ def running(folder: Path, code: str, niceness: int = 0) -> Iterator[Child]:
     program = [sys.executable, "-u", "-c", code]
     child = Child("child", program, os.environ, folder / "log", niceness)
     try:
-        until = time.monotonic() + HANG_S
-        while not child.last_lines(1):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: child.last_lines(1))
         yield child
     finally:
         child.kill()
@@ -46,7 +45,7 @@ def test_child_is_in_a_session_of_its_own(tmp_path: Path) -> None:
         assert child.exit_code is None
 
 
-@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not share cores by sessions")
+@shares_cores_by_sessions
 @pytest.mark.parametrize("niceness", [0, 5])
 def test_session_gets_its_niceness(tmp_path: Path, niceness: int) -> None:
     with running(tmp_path, SLEEPS, niceness) as child:
@@ -55,11 +54,10 @@ def test_session_gets_its_niceness(tmp_path: Path, niceness: int) -> None:
         assert AUTOGROUP.read_text() != autogroup
 
 
+@shares_cores_by_sessions
 def test_session_whose_niceness_cannot_be_set_is_logged_and_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if not AUTOGROUP.exists():
-        pytest.skip("this kernel does not share cores by sessions")
     with running(tmp_path, SLEEPS, niceness=100) as child:
         assert child.exit_code is None
     assert "cannot set the niceness" in caplog.text
@@ -79,12 +77,9 @@ def test_nothing_is_left_of_a_child_that_ended_by_itself(tmp_path: Path, code: s
     with running(tmp_path, worker + code) as child:
         left = Path(f"/proc/{child.last_lines(1)[0]}/cmdline")
         child._process.wait(HANG_S)
-        assert left.read_bytes().startswith(b"sleep")
+        wait_until(lambda: left.read_bytes().startswith(b"sleep"))  # empty: it begins
         child.stop(HANG_S)
-        until = time.monotonic() + HANG_S
-        while left.exists() and left.read_bytes():  # empty: a zombie
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: not (left.exists() and left.read_bytes()))  # empty: a zombie
 
 
 def test_start_appends_to_the_log_after_a_line_that_marks_it(tmp_path: Path) -> None:
@@ -92,10 +87,7 @@ def test_start_appends_to_the_log_after_a_line_that_marks_it(tmp_path: Path) -> 
     for text in starts:
         program = [sys.executable, "-u", "-c", f"print('{text}')", "--api-key", "secret", "--x"]
         child = Child("engine", program, os.environ, log)
-        until = time.monotonic() + HANG_S
-        while child.exit_code is None:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        child._process.wait(HANG_S)
         assert child.last_lines(9) == [text]
     marks = [line for line in log.read_text().splitlines() if "starts the engine" in line]
     assert len(marks) == 2
@@ -120,10 +112,7 @@ def test_log_that_is_too_long_is_set_aside_at_a_start(
 def test_last_lines_are_the_end_of_what_was_printed(tmp_path: Path) -> None:
     code = "print('\\n'.join(map(str, range(20_000))), flush=True);" + SLEEPS
     with running(tmp_path, code) as child:
-        until = time.monotonic() + HANG_S
-        while child.last_lines(1) != ["here"]:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: child.last_lines(1) == ["here"])
         assert child.last_lines(3) == ["19998", "19999", "here"]
 
 
