@@ -1,8 +1,16 @@
-"""Rows of a table of facts that one engine could have made: t(b) = 8 + 0.2 b ms."""
+"""Rows of a table of facts that one engine could have made: t(b) = 8 + 0.2 b ms.
+
+Curves of other engines, and their slots when all are in use.
+"""
 
 from __future__ import annotations
 
+from math import inf
+
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.traffic import Workload
+from orch_sidecar.tools.sizing.engine_model import FullSlots, StepCurve, curve_of
 
 PREFILL = 20_000.0
 INPUT, OUTPUT = 400, 100
@@ -33,3 +41,16 @@ def row(batch: int, gpu: str = "H100", **notes: float) -> Row:
         "org/model", "model", "vLLM 0.32.0", "BF16", gpu, 1, batch, INPUT, OUTPUT, throughput,
         Label.BATCHED_ONLINE, format_notes(known | notes), f"test:{gpu}-{batch}",
     )  # fmt: skip
+
+
+def curve(t0: float, c: float, largest: int = 64) -> StepCurve:
+    sizes = [2**power for power in range(largest.bit_length())]
+    return curve_of([{b: (500, 0.5 * (t0 + c * b)) for b in sizes}])
+
+
+def full(found: StepCurve, prefill: float = inf, prompt: float = 1.0) -> FullSlots:
+    shape = EngineShape(
+        t0_ms=found.t0, c_ms=found.c, alpha=found.alpha, prefill_tokens_per_s=prefill,
+        step_tokens=2048, long_prefill_tokens=2048,
+    )  # fmt: skip
+    return FullSlots(shape, Workload(bulk_share=0.0, prompt=prompt, output=64.0, spread=0.0))

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 
-from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.sizing.decision import Binds, Decision, decide, largest_within
 from orch_sidecar.tools.sizing.engine_model import (
     EngineModel,
-    FullSlots,
     MemoryBound,
     NotEnough,
     StepCurve,
     curve_of,
     steps_between,
 )
-
-
-def curve(t0: float, c: float, largest: int = 64) -> StepCurve:
-    sizes = [2**power for power in range(largest.bit_length())]
-    return curve_of([{b: (500, 0.5 * (t0 + c * b)) for b in sizes}])
-
-
-def full(found: StepCurve, prefill: float = inf, prompt: float = 1.0) -> FullSlots:
-    shape = EngineShape(
-        t0_ms=found.t0, c_ms=found.c, alpha=found.alpha, prefill_tokens_per_s=prefill,
-        step_tokens=2048, long_prefill_tokens=2048,
-    )  # fmt: skip
-    return FullSlots(shape, Workload(bulk_share=0.0, prompt=prompt, output=64.0, spread=0.0))
+from tests.orch_sidecar.tools.sizing.rows import curve, full
 
 
 def decided(
@@ -38,10 +21,6 @@ def decided(
 ) -> Decision:
     """Decides for traffic whose prompts take no time."""
     return decide(EngineModel("", found, prefill, memory), full(found), slo, now)
-
-
-def memory(sequences: int) -> MemoryBound:
-    return MemoryBound(512, sequences, 10_000)
 
 
 def test_curve_is_that_of_the_steps_between_two_reports() -> None:
@@ -70,7 +49,7 @@ def test_slots_are_bound_by_the_slo_of_the_time_per_token() -> None:
 
 
 def test_slots_are_bound_by_the_memory() -> None:
-    found = decided(curve(10.0, 0.1), memory(12), 100.0, None, 64)
+    found = decided(curve(10.0, 0.1), MemoryBound(512, 12, 10_000), 100.0, None, 64)
     assert (found.slots, found.binds) == (12, Binds.MEMORY)
     assert found.doubts == ()
 
@@ -94,7 +73,8 @@ def test_step_with_prompts_keeps_the_slo() -> None:
     fast = decided(curve(10.0, 0.1), None, 60.0, 1_000_000.0, 64)
     assert fast.step_tokens == 16_384
     assert decided(curve(10.0, 0.1), None, 60.0, None, 64).step_tokens is None
-    many = decided(curve(10.0, 0.001, largest=512), memory(320), None, 100.0, 512)
+    memory = MemoryBound(512, 320, 10_000)
+    many = decided(curve(10.0, 0.001, largest=512), memory, None, 100.0, 512)
     assert many.step_tokens == many.slots > 256
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.sizing.engine_model import NotEnough
+from orch_sidecar.tools.sizing.engine_model import NotEnough, memory_bound
 from orch_sidecar.tools.sizing.fleet import of_capabilities, of_facts
 from tests.orch_sidecar.tools.sizing.rows import BATCHES, PREFILL, row, step_ms
 
@@ -56,9 +56,18 @@ def test_running_engine_reports_its_own_model() -> None:
     found = of_capabilities(ENTRY, 100)
     assert found.curve.at(10) == pytest.approx(6.0), "two tokens per step"
     assert (found.curve.largest, found.prefill_tokens_per_s) == (16, 9000.0)
-    assert found.memory is not None
-    assert found.memory.sequences == 142  # of 7 blocks each
+    assert found.memory == memory_bound(ENTRY, 100)
     assert (found.step_tokens, found.chunk_tokens) == (2048, 256)
+
+
+def test_memory_is_what_the_engine_reports_of_its_own_blocks() -> None:
+    found, longest = memory_bound(ENTRY, 100), memory_bound(ENTRY, 10_000)
+    assert found is not None
+    assert (found.sequences, found.kv_tokens) == (142, 16_000)  # of 7 blocks each
+    assert found.text == "KV cache of 16000 tokens: 142 sequences of 100 tokens"
+    assert longest is not None
+    assert (longest.tokens, longest.sequences) == (2048, 7)  # of 128 blocks
+    assert memory_bound({**ENTRY, "kv_groups": []}, 130) is None
 
 
 def test_steps_that_the_fit_leaves_out_count_in_the_plan() -> None:

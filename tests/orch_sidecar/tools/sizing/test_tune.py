@@ -1,4 +1,4 @@
-"""The profile that `orch tune` writes, the memory bound, and the text about both."""
+"""The profile that `orch tune` writes, and the text about it and the memory bound."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import inspect
 import re
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orch_sidecar.tools.bench import cli
 from orch_sidecar.tools.bench.results.result import Trial
 from orch_sidecar.tools.bench.runs.series import RateSearch
-from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.sizing.decision import Binds, Decision
-from orch_sidecar.tools.sizing.engine_model import FullSlots, curve_of, memory_bound
+from orch_sidecar.tools.sizing.engine_model import MemoryBound
 from orch_sidecar.tools.sizing.tune import (
     RATES,
     charts_of,
@@ -25,14 +22,12 @@ from orch_sidecar.tools.sizing.tune import (
     parser,
     tuned_profile,
 )
+from tests.orch_sidecar.tools.sizing.rows import curve, full
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 
 DECISION = Decision(24, 40, Binds.THROUGHPUT, 512, ())
-ENTRY: dict[str, Any] = {
-    "epoch": "e", "slots_total": 16, "foreign": 0, "ctx_max": 2048, "kv_blocks_total": 100,
-    "kv_groups": [{"count": 1, "block_tokens": 64}], "kv_tokens_total": 6400,
-}  # fmt: skip
+FULL = full(curve(10.0, 1.0))
 
 
 def test_options_are_those_that_a_plan_is_made_of() -> None:
@@ -64,26 +59,11 @@ def test_profile_without_a_batch_cannot_be_tuned() -> None:
         tuned_profile("home", DECISION, {}, "x")
 
 
-def test_memory_is_what_the_engine_reports_of_its_own_blocks() -> None:
-    found = memory_bound(ENTRY, 130)
-    assert found is not None
-    assert (found.sequences, found.kv_tokens) == (33, 6400)  # of 3 blocks
-    assert found.text == "KV cache of 6400 tokens: 33 sequences of 130 tokens"
-    longest = memory_bound(ENTRY, 10_000)
-    assert longest is not None
-    assert (longest.tokens, longest.sequences) == (2048, 3)  # of 32 blocks
-    assert memory_bound({**ENTRY, "kv_groups": []}, 130) is None
-
-
-def full() -> FullSlots:
-    shape = EngineShape(t0_ms=10.0, c_ms=1.0, alpha=1.0, prefill_tokens_per_s=inf)
-    return FullSlots(shape, Workload(bulk_share=0.0, prompt=1.0, output=64.0, spread=0.0))
-
-
 @pytest.mark.parametrize(("slots", "name"), [(1, "1 slot"), (24, "24 slots")])
 def test_chosen_slots_are_marked_on_the_curve(slots: int, name: str) -> None:
-    curve = curve_of([{b: (500, 0.5 * (10.0 + b)) for b in (1, 2, 4, 8)}])
-    charts = charts_of(curve, Decision(slots, None, Binds.SLO, None, ()), 50.0)
+    charts = charts_of(
+        curve(10.0, 1.0, largest=8), Decision(slots, None, Binds.SLO, None, ()), 50.0
+    )
     assert [chart.title for chart in charts] == ["Decode step", "Throughput"]
     assert [mark.name for mark in charts[0].marked] == ["SLO"]
     chosen = charts[1].series[-1]
@@ -93,16 +73,16 @@ def test_chosen_slots_are_marked_on_the_curve(slots: int, name: str) -> None:
 def test_text_states_what_binds_and_how_sure_it_is() -> None:
     rate = RateSearch(4.0, inf, **RATES)
     rate.best = Trial(rate_per_s=4.0, requests=40, share=1.0, kept=True)
-    text = decision_text(DECISION, full(), memory_bound(ENTRY, 130), rate)
+    text = decision_text(DECISION, FULL, MemoryBound(130, 33, 6400), rate)
     assert "slots worth having: 24, limited by throughput" in text
-    rate_text = f"{full().tokens_per_s(24):.0f} tokens/s"
+    rate_text = f"{FULL.tokens_per_s(24):.0f} tokens/s"
     assert f"all in use, with prompts: {rate_text}, 34.0 ms per token (95th percentile)" in text
     assert "33 sequences of 130 tokens" in text
     assert "4/s (100% of 40 requests" in text
     assert "the largest may be higher" in text
     assert "how sure: no doubt is known" in text
     doubtful = Decision(24, 40, Binds.SLO, None, ("the curve is off",))
-    text = decision_text(doubtful, full(), None, None)
+    text = decision_text(doubtful, FULL, None, None)
     assert "NOT SURE\n  the curve is off" in text
     assert "unknown, the engine has not measured its prefill" in text
 
