@@ -72,9 +72,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
 
 class Receiver:
     """Has a trace for each request."""

@@ -135,9 +135,6 @@ def test_proxies_of_the_environment_are_not_asked_for_this_machine(
             self.end_headers()
             self.wfile.write(b'{"state": "starting"}')
 
-        def log_message(self, *words: object) -> None:
-            """Prints nothing."""
-
     with HTTPServer(("127.0.0.1", 0), Ready) as server:
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
         threading.Thread(target=server.handle_request, daemon=True).start()
