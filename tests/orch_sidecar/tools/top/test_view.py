@@ -164,10 +164,6 @@ def test_drained_pool_is_draining() -> None:
     assert "draining" in "\n".join(shown(live(drained)))
 
 
-def test_note_replaces_the_keys() -> None:
-    assert shown(live(), note="drain the pool cloud? y/n")[-1] == "drain the pool cloud? y/n"
-
-
 def test_client_is_offered_no_orders() -> None:
     assert "drain" not in shown(live(operator=False))[-1]
 
@@ -208,10 +204,11 @@ def test_document_of_another_release_is_an_error_with_the_reason(gone: str) -> N
         snapshot(live(odd), SMALL)
 
 
-def test_question_and_reason_contain_nothing_that_a_terminal_obeys() -> None:
-    """A question names a pool, as the sidecar has it."""
+def test_question_replaces_the_keys_and_contains_nothing_that_a_terminal_obeys() -> None:
+    """It names a pool, as the sidecar has it; and so does a reason."""
     hostile = "drain the pool \x1b]0;owned\x07\r\nx? y/n"
     asked = shown(live(), note=hostile)
+    assert asked[-1].startswith("drain the pool ")
     assert asked[-1].endswith("x? y/n")
     assert "".join(asked + shown(live(), away=hostile)).isprintable()
 
