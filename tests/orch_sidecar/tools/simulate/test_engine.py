@@ -90,20 +90,15 @@ def test_no_more_run_than_there_are_slots() -> None:
     assert engine.largest == 4
 
 
-def test_waiting_go_by_priority_and_then_in_order() -> None:
-    engine = Engine(replace(PLAIN, slots=1))
+@pytest.mark.parametrize(("by_priority", "order"), [(True, [1, 3, 0, 2]), (False, [0, 1, 2, 3])])
+def test_waiting_go_by_priority_if_any_and_then_in_order(
+    by_priority: bool, order: list[int]
+) -> None:
+    engine = Engine(replace(PLAIN, slots=1, by_priority=by_priority))
     sequences = of(engine, (1, 1), (1, 1), (1, 1), (1, 1), priorities=(1, 0, 1, 0))
     run(engine)
     began = sorted(sequences, key=lambda each: each.began_at or 0.0)
-    assert [each.order for each in began] == [1, 3, 0, 2]
-
-
-def test_without_priority_they_go_in_order() -> None:
-    engine = Engine(replace(PLAIN, slots=1, by_priority=False))
-    sequences = of(engine, (1, 1), (1, 1), (1, 1), priorities=(1, 0, 1))
-    run(engine)
-    began = sorted(sequences, key=lambda each: each.began_at or 0.0)
-    assert [each.order for each in began] == [0, 1, 2]
+    assert [each.order for each in began] == order
 
 
 def test_full_cache_takes_the_last_one_out_and_reads_it_again() -> None:
@@ -176,9 +171,8 @@ def test_every_token_is_made_once_and_every_block_comes_back(
     kv_tokens += 2 * block_tokens
     shape = replace(PLAIN, kv_tokens=kv_tokens, block_tokens=block_tokens, by_priority=by_priority)
     engine = Engine(shape)
-    made = [Sequence(order, *size) for order, size in enumerate(sizes)]
-    for sequence in made:
-        engine.add(sequence)
+    lengths, priorities = [size[:2] for size in sizes], tuple(size[2] for size in sizes)
+    made = of(engine, *lengths, priorities=priorities)
     now = 0.0
     while (took := engine.begin_step(now)) is not None:
         assert engine._free >= 0

@@ -31,10 +31,11 @@ from orch_sidecar.tools.simulate.compare import (
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
-from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients, Replay, Workload
+from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass, load
 
+CLOUD = load("cloud").admission
 SECONDS = 300.0
 SHAPES = {
     "faster": EngineShape(16, 12, 3.4, 0.6, 1000, step_tokens=256, long_prefill_tokens=64),
@@ -46,7 +47,7 @@ SHAPES = {
 def records(name: str, times: float) -> list[Record]:
     shape = SHAPES[name]
     trace = Replay(read(Path("tests/traces/azure_llm_2023_conv.csv")).scaled(lengths=1 / 16))
-    rules = with_slo(load("cloud").admission, {"ttft": 3 * unloaded_ttft_p95_ms(shape, trace, 1)})
+    rules = with_slo(CLOUD, {"ttft": 3 * unloaded_ttft_p95_ms(shape, trace, 1)})
     clients = BulkClients(24, Workload(prompt=48, output=96, bulk_factor=1))
     rate = times * capacity(shape, trace, 1)
     scenario = Scenario(shape, trace, rate, SECONDS, seed=1, clients=clients)
@@ -101,22 +102,8 @@ class Watched(Admitted):
         self.shown: dict[str, list[tuple[float, Place]]] = defaultdict(list)
         self.started: dict[str, float] = {}
         self._look_at = 0.0
-        self._now = 0.0
-
-    def arrive(self, number: int, arrival: Arrival, now: float) -> None:
-        self._now = now
-        super().arrive(number, arrival, now)
-
-    def ended(self, number: int, arrival: Arrival, now: float) -> None:
-        self._now = now
-        super().ended(number, arrival, now)
-
-    def tick(self, now: float) -> None:
-        self._now = now
-        super().tick(now)
 
     def report(self, engine: Engine, now: float) -> None:
-        self._now = now
         super().report(engine, now)
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
@@ -129,7 +116,7 @@ class Watched(Admitted):
         found = list(decisions)
         for each in found:
             if isinstance(each.outcome, Lease):
-                self.started[each.ticket] = self._now
+                self.started[each.ticket] = now
         super()._perform(found, now)
 
     def errors(self) -> list[float]:
@@ -150,7 +137,7 @@ def watched(workload: Workload, load_factor: float) -> Watched:
     made: list[Watched] = []
 
     def front(outcomes: Outcomes) -> Watched:
-        made.append(Watched(load("cloud").admission, outcomes))
+        made.append(Watched(CLOUD, outcomes))
         return made[0]
 
     rate = load_factor * capacity(WATCHED_SHAPE, workload, 1)

@@ -5,7 +5,8 @@ Traffic from traces, and clients with bulk work.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import pairwise
 from statistics import fmean, pstdev
 
@@ -29,6 +30,7 @@ from vllm_plugin.contracts.profile import ServiceClass, load
 
 SHAPE = EngineShape(slots=8, long_prefill_tokens=256)
 WORKLOAD = Workload()
+INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 CLOUD = load("cloud").admission
 RULES = with_slo(CLOUD, {"ttft": 200.0})
 CAN = capacity(SHAPE, WORKLOAD, 1)
@@ -69,7 +71,7 @@ def test_without_admission_the_engine_queues() -> None:
 
 def test_engine_with_room_queues_no_request() -> None:
     found = figures(course_of(Policy.POLICY, scenario(0.2), CLOUD), {})
-    for each in (ServiceClass.INTERACTIVE, ServiceClass.BULK):
+    for each in (INTERACTIVE, BULK):
         of_class = found.classes[each]
         assert of_class.refused == {}
         assert of_class.wait_ms is not None
@@ -101,9 +103,8 @@ def test_reclaimed_requests_are_served_whole_in_the_end() -> None:
         assert record.sequence.made == record.sequence.output or record.refused is not None
 
 
-INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 FOUR_SLOTS = EngineShape(slots=4, long_prefill_tokens=256)
-RULES_OF_300_MS = with_slo(load("cloud").admission, {"ttft": 300.0})
+RULES_OF_300_MS = with_slo(CLOUD, {"ttft": 300.0})
 
 
 def trace(*rows: tuple[float, int, int]) -> Trace:
@@ -141,18 +142,12 @@ def test_second_trace_is_bulk_work() -> None:
     ]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_lengths_of_answers_may_be_unknown(known: bool) -> None:
-    found = Replay(TRACE, max_tokens_known=known).arrivals(0.5, 6.0, 1)
-    assert [each.max_tokens for each in found] == ([10, 20, 30] if known else [None] * 3)
-
-
 def test_capacity_is_that_of_the_lengths_of_the_trace() -> None:
     short, long = (Replay(TRACE), Replay(TRACE.scaled(lengths=4.0)))
     assert capacity(FOUR_SLOTS, short, 1) > 3 * capacity(FOUR_SLOTS, long, 1)
 
 
-def with_clients(count: int, policy: Policy) -> Scenario:
+def with_clients(count: int) -> Scenario:
     clients = BulkClients(count, Workload(prompt=32, output=32))
     return Scenario(FOUR_SLOTS, Replay(TRACE.scaled(time=0.1)), 5.0, 20.0, 1, clients=clients)
 
@@ -160,7 +155,7 @@ def with_clients(count: int, policy: Policy) -> Scenario:
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("count", [1, 3])
 def test_each_client_has_one_bulk_request_at_a_time(policy: Policy, count: int) -> None:
-    course = course_of(policy, with_clients(count, policy), RULES_OF_300_MS)
+    course = course_of(policy, with_clients(count), RULES_OF_300_MS)
     own = [record for record in course.records if record.of_client]
     assert len(own) > 5 * count
     assert {record.arrival.service_class for record in own} == {BULK}
@@ -174,14 +169,14 @@ def test_each_client_has_one_bulk_request_at_a_time(policy: Policy, count: int) 
 
 
 def test_clients_stop_with_the_arrivals_and_all_are_served() -> None:
-    course = course_of(Policy.POLICY, with_clients(8, Policy.POLICY), RULES_OF_300_MS)
+    course = course_of(Policy.POLICY, with_clients(8), RULES_OF_300_MS)
     own = [record for record in course.records if record.of_client]
     assert all(record.arrival.at < course.seconds for record in own)
     assert all(record.sequence.ended_at is not None for record in own)
 
 
 def test_shares_of_the_slots_add_up_to_the_occupancy() -> None:
-    found = figures(course_of(Policy.POLICY, with_clients(8, Policy.POLICY), RULES_OF_300_MS), {})
+    found = figures(course_of(Policy.POLICY, with_clients(8), RULES_OF_300_MS), {})
     shares = sum(of_class.slot_share for of_class in found.classes.values())
     assert shares == pytest.approx(found.occupancy)
     assert found.occupancy > 0.8
@@ -189,16 +184,15 @@ def test_shares_of_the_slots_add_up_to_the_occupancy() -> None:
 
 def test_engine_serves_in_the_order_in_which_requests_came() -> None:
     """The requests of clients have the highest numbers, and do not come last for that."""
-    course = course_of(Policy.DIRECT, with_clients(8, Policy.DIRECT), RULES_OF_300_MS)
+    course = course_of(Policy.DIRECT, with_clients(8), RULES_OF_300_MS)
     by_arrival = sorted(course.records, key=lambda each: (each.arrival.at, not each.of_client))
     began = [record.sequence.began_at or 0.0 for record in by_arrival]
     assert began == sorted(began)
 
 
 def test_same_seed_gives_the_same_arrivals() -> None:
-    workload = Workload()
-    assert workload.arrivals(10.0, 50.0, 1) == workload.arrivals(10.0, 50.0, 1)
-    assert workload.arrivals(10.0, 50.0, 1) != workload.arrivals(10.0, 50.0, 2)
+    assert WORKLOAD.arrivals(10.0, 50.0, 1) == WORKLOAD.arrivals(10.0, 50.0, 1)
+    assert WORKLOAD.arrivals(10.0, 50.0, 1) != WORKLOAD.arrivals(10.0, 50.0, 2)
 
 
 def test_rate_share_and_means_are_as_requested() -> None:
@@ -221,19 +215,20 @@ def test_intervals_vary_with_burstiness(burstiness: float) -> None:
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
-def test_max_tokens_are_given_only_if_known() -> None:
+@pytest.mark.parametrize("traffic", [Workload, partial(Replay, TRACE)])
+def test_max_tokens_are_given_only_if_known(traffic: Callable[..., Workload | Replay]) -> None:
     known, unknown = (
-        Workload(max_tokens_known=given).arrivals(5.0, 20.0, 1) for given in (True, False)
+        traffic(max_tokens_known=given).arrivals(5.0, 20.0, 1) for given in (True, False)
     )
+    assert known
     assert all(each.max_tokens == each.output for each in known)
     assert all(each.max_tokens is None for each in unknown)
     assert [each.output for each in known] == [each.output for each in unknown]
 
 
 def test_class_alone_has_nothing_of_the_other() -> None:
-    workload = Workload()
-    for service_class in (ServiceClass.INTERACTIVE, ServiceClass.BULK):
-        arrivals = workload.alone(service_class).arrivals(5.0, 20.0, 1)
+    for service_class in (INTERACTIVE, BULK):
+        arrivals = WORKLOAD.alone(service_class).arrivals(5.0, 20.0, 1)
         assert {each.service_class for each in arrivals} == {service_class}
 
 
@@ -258,10 +253,9 @@ def alone(shape: EngineShape, clients: int) -> tuple[float, int]:
 
 
 def admission(slo_ms: float, *, warm: bool) -> MakeFront:
-    cloud = load("cloud").admission
-    assert cloud.interactive is not None
+    assert CLOUD.interactive is not None
     slos = {"ttft_p95_ms": TTFT_MS, "tpot_p95_ms": slo_ms}
-    rules = cloud.model_copy(update={"interactive": cloud.interactive.model_copy(update=slos)})
+    rules = CLOUD.model_copy(update={"interactive": CLOUD.interactive.model_copy(update=slos)})
     return lambda outcomes: Admitted(rules, Sight(warm=warm), outcomes, 1)
 
 
