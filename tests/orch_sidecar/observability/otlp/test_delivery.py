@@ -328,12 +328,6 @@ def test_number_of_rejected_spans_cannot_be_negative() -> None:
     assert accepted(minus_one) == Reply(Verdict.DELIVERED)
 
 
-def test_answer_that_is_none_is_a_success_with_a_warning() -> None:
-    reply = accepted(b"<html>It works!</html>")
-    assert (reply.verdict, reply.rejected) == (Verdict.DELIVERED, 0)
-    assert "no ExportTraceServiceResponse" in reply.text
-
-
 def test_texts_of_collectors_are_one_short_line() -> None:
     assert readable("a\r\nforged\x1b[31m  line\u2028") == "a forged [31m line"
     assert readable("x" * 1000) == "x" * 200 + "..."
