@@ -50,7 +50,7 @@ class Call(recorded.Call):
 
     `free_s`: without a schedule, when its client became free. `event_s`: arrival of each event with
     tokens, usually one token each. `length_as_requested`: whether prompt and answer had the
-    expected numbers of tokens. `on_events`: called with it after each arrival of events.
+    expected numbers of tokens. `on_events`: called after each event, with whether it is the last.
     """
 
     fate: Fate = Fate.PENDING
@@ -58,7 +58,7 @@ class Call(recorded.Call):
     counted_by_events: bool = False  # the response reported no token counts
     length_as_requested: bool = True
     event_s: array[float] = field(default_factory=lambda: array("d"))
-    on_events: Callable[[Call], None] | None = None
+    on_events: Callable[[bool], None] | None = None
 
     @property
     def late_s(self) -> float | None:

@@ -161,7 +161,7 @@ class Response:
                 call.first_s = at_s if call.first_s is None else call.first_s
                 call.event_s.append(at_s)
             if call.on_events is not None:
-                call.on_events(call)
+                call.on_events(any(choice.finish_reason for choice in event.choices))
 
     def _finish(self, at_s: float) -> None:
         call, request, fate, why = self._call, self._request, Fate.ANSWERED, ""

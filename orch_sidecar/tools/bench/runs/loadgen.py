@@ -155,10 +155,10 @@ class Loadgen:
                 reported.add(complete)
                 complete([lg.QuerySampleResponse(sample, 0, 0, tokens)])
 
-        def events(call: Call) -> None:
+        def events(is_last: bool) -> None:
             report(lg.FirstTokenComplete, 1)
-            if len(call.event_s) == request.output_tokens:
-                report(lg.QuerySamplesComplete, len(call.event_s))
+            if is_last and request.output_tokens is not None:
+                report(lg.QuerySamplesComplete, request.output_tokens)
 
         due_s = None if self._scenario.arrivals is Arrivals.ONE_BY_ONE else at_s
         call = Call(due_s=due_s, free_s=at_s, on_events=events)

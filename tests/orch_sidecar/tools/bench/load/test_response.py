@@ -87,12 +87,14 @@ def running(
     return asyncio.create_task(load.send(call, Request(b"POST"))), load
 
 
-async def made_of(parts: Iterable[bytes], *, lost: Exception | bool | None = False) -> Call:
+async def made_of(
+    parts: Iterable[bytes], *, lost: Exception | bool | None = False, **more: Any
+) -> Call:
     """The call when these bytes have come, one part a second, and perhaps the end."""
     ticks = count(-1)  # when it is sent
     connection = EngineConnection()
     wire = Wire(connection)
-    call = Call(due_s=0.0)
+    call = Call(due_s=0.0, **more)
     sending, _ = running(connection, call, lambda: float(next(ticks)))
     await asyncio.sleep(0)
     assert wire.written == b"POST"
@@ -208,6 +210,13 @@ async def test_request_ends_with_its_last_token(last: str, events_s: list[float]
     call = await made_of([CHUNKED, *parts, b"0\r\n\r\n"])
     assert (call.fate, call.output_tokens, call.ended_s) == (Fate.ANSWERED, 3, 2.0)
     assert list(call.event_s) == events_s
+
+
+async def test_last_event_of_an_answer_is_told_however_many_tokens_it_has() -> None:
+    told: list[bool] = []
+    documents = (completion("a"), completion("b c", "length"), USAGE)
+    await made_of([CHUNKED, chunks(*map(event, documents), DONE)], on_events=told.append)
+    assert told == [False, True]
 
 
 EARLY = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
