@@ -102,6 +102,16 @@ def test_interval_of_a_change_follows_from_those_of_both_figures() -> None:
     assert change(Estimate(0, 0), Estimate(1, 0)) == ()
     points = change(Estimate(0.0, 0.0), Estimate(0.5, 0.1), "%")
     assert points == pytest.approx((0.5, 0.4, 0.6)), "of a share, the difference"
+    assert Measure("a", "%", Estimate(0.99, 0.05)).text == "99.0 % (94.0 % to 100.0 %)"
+    assert Measure("a", "ms", Estimate(2, 5)).text == "2 (0 to 7)"
+
+
+def test_figure_that_drifts_in_one_of_both_runs_is_not_judged() -> None:
+    steady, drifting = (
+        Measure("a", "ms", Estimate(9, 1)),
+        Measure("a", "ms", Estimate(5, None, True)),
+    )
+    assert steady.verdict(drifting) == drifting.verdict(steady) == "unknown: drifts"
 
 
 @pytest.mark.parametrize("margin", [0.4, 356.0])

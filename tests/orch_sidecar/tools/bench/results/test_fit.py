@@ -47,6 +47,9 @@ def test_times_of_no_slope_or_a_falling_one_are_flat() -> None:
         assert found is not None
         assert found.c == pytest.approx(0, abs=1e-12)
         assert found.at(1) == pytest.approx(found.at(64)) == pytest.approx(2, rel=0.02)
+    weighed = fit([(1, 20.0), (2, 10.0), (4, 10.0)])
+    assert weighed is not None
+    assert weighed.t0 == pytest.approx(0.25 / 0.0225), "by deviations as shares of the times"
 
 
 def test_times_that_grow_faster_than_sequences_have_no_negative_start() -> None:
