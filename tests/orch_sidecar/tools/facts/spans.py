@@ -53,9 +53,6 @@ COUNTERS = (
     "orch.prefix_cache.hits_total",
 )
 
-# Of `one`: a request that was alone in its engine.
-ALONE: Mapping[str, Any] = {"label": "single_stream", "sequences": 1, "batch": (4, 1, 1.0)}
-
 
 def real(name: str) -> list[Span]:
     """Returns all spans of a file."""
@@ -250,6 +247,12 @@ def one(
             for index in range(decoded)
         ),
     ]
+
+
+def alone(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
+    """Returns a request that was alone in its engine."""
+    own = {"label": "single_stream", "sequences": 1, "batch": (4, 1, 1.0)}
+    return one(number, start_s, end_s, **{**own, **more})
 
 
 def traffic_from(*requests: list[Span]) -> Traffic:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,10 +30,7 @@ RAN = Device("cpu", "a processor", "2.13", "bfloat16", 2**20, 2**21, 2048, SHAPE
 GAPS_MS = iter([None, 0.5, 1.5])
 OUTCOME = run_schedule([0.0, 10.0], 2, 16, 6.0, lambda b: TimedStep(b, 10.0, next(GAPS_MS)))
 RUN = run_figures(6.0, OUTCOME)
-
-
-def ten_ms(batch: int) -> TimedStep:
-    return TimedStep(batch, 10.0)
+TEN_MS = partial(TimedStep, ms=10.0)
 
 
 def printed(*runs: Run, config: Config = CONFIG, **device: Any) -> str:
@@ -60,19 +58,19 @@ def test_first_four_lines_are_as_the_reference_program_prints_them() -> None:
 
 
 def test_run_without_a_device_has_no_gaps() -> None:
-    run = run_figures(6.0, run_schedule([0.0, 10.0], 2, 16, 6.0, ten_ms))
+    run = run_figures(6.0, run_schedule([0.0, 10.0], 2, 16, 6.0, TEN_MS))
     assert run.gap_ms is None
     assert "GAPS" not in printed(run)
 
 
 def test_window_line_shows_the_change_of_p95_ttft() -> None:
-    shorter = run_figures(2.0, run_schedule([0.0, 9.0], 2, 16, 2.0, ten_ms))
+    shorter = run_figures(2.0, run_schedule([0.0, 9.0], 2, 16, 2.0, TEN_MS))
     line = "WINDOW 6 -> 2 ms: p95 TTFT 16.000 -> 12.950 ms (-19.1 %)"
     assert printed(RUN, shorter).splitlines()[-1] == line
 
 
 def test_overload_is_said_with_a_rate_that_is_kept_up_with() -> None:
-    full = run_figures(6.0, run_schedule([0.0, 1.0], 2, 2, 6.0, ten_ms))
+    full = run_figures(6.0, run_schedule([0.0, 1.0], 2, 2, 6.0, TEN_MS))
     config = replace(CONFIG, bmax=2)
     assert "OVERLOADED" not in printed(full, config=config)
     line = printed(full, config=replace(config, rate_per_s=100.0)).splitlines()[-1]

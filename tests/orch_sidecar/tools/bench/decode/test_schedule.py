@@ -23,8 +23,7 @@ def computed(curve: Curve) -> RunStep:
     return lambda batch: TimedStep(batch, curve.at(batch))
 
 
-def ten_ms(batch: int) -> TimedStep:
-    return TimedStep(batch, 10.0)
+TEN_MS = computed(Curve(10.0, 0.0, 1.0))
 
 
 def ttft_ms(outcome: Outcome) -> list[float]:
@@ -63,7 +62,7 @@ def test_steps_start_when_they_must_and_serve_whom_they_must(
     what: str, arrivals_ms: list[float], tokens: int, bmax: int, window_ms: float,
     served: dict[float, str],
 ) -> None:  # fmt: skip
-    outcome = run_schedule(arrivals_ms, tokens, bmax, window_ms, ten_ms)
+    outcome = run_schedule(arrivals_ms, tokens, bmax, window_ms, TEN_MS)
     assert served_of(outcome) == served
     for index, request in enumerate(outcome.requests):
         ends_ms = [start_ms + 10 for start_ms, those in served.items() if str(index) in those]
@@ -161,7 +160,7 @@ def test_reference_has_the_figures_of_the_papers_program(window_ms: float, p95_m
 
 
 def test_reference_idles_for_a_quarter_of_the_window_before_each_step() -> None:
-    outcome = run_schedule([100.0, 107.0, 109.5], 2, 4, 6.0, ten_ms, reference=True)
+    outcome = run_schedule([100.0, 107.0, 109.5], 2, 4, 6.0, TEN_MS, reference=True)
     # The window is open for all of its time; between steps 1.5 ms pass, in which nothing runs.
     assert served_of(outcome) == {106.0: "0", 117.5: "012", 129.0: "12"}
 

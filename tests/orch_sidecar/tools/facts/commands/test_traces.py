@@ -17,10 +17,9 @@ from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.tables.table import check, parse, valid_rows
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.scripted_jaeger import ScriptedJaeger, export_of
-from tests.orch_sidecar.tools.facts.spans import ALONE, RECORDED, counted, real, service_of
+from tests.orch_sidecar.tools.facts.spans import RECORDED, alone, counted, real, service_of
 
 HOME, CLOUD, MIXED, OFFLINE = (f"{name}.jsonl" for name in RECORDED)
 DAY = "2026-11-21T"  # of all real traces
@@ -38,11 +37,6 @@ def in_folder_of_recorded_files(
     for name in RECORDED:
         (folder / f"{name}.jsonl").write_text(json.dumps(export_of(real(name))))
     monkeypatch.chdir(folder)
-
-
-def one(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
-    """Returns a request that was alone in its engine."""
-    return made.one(number, start_s, end_s, **{**ALONE, **more})
 
 
 async def from_jaeger(run: Run, spans: Iterable[Span], *words: str) -> tuple[int, str, str]:
@@ -138,8 +132,8 @@ def test_names_in_spans_do_not_control_the_terminal(run: Run, tmp_path: Path) ->
 
 
 async def test_traffic_that_only_the_engine_traced_is_detected(run: Run) -> None:
-    *_, around = one(2, START_S + 4, START_S + 5)
-    spans = counted([*one(1, START_S, START_S + 10), replace(around, parent_id=None)])
+    *_, around = alone(2, START_S + 4, START_S + 5)
+    spans = counted([*alone(1, START_S, START_S + 10), replace(around, parent_id=None)])
     code, _, err = await from_jaeger(run, spans, *ALL)
     assert code == 1
     assert "other_traffic: foreign sequences in the same engine at the time: 1" in err
@@ -158,7 +152,7 @@ async def test_service_names_are_options(run: Run) -> None:
 
 async def test_the_last_hour_until_now_is_the_default(run: Run) -> None:
     now_s = time.time()
-    spans = counted([*one(1, now_s - 600, now_s - 590), *one(2, now_s - 7200, now_s - 7190)])
+    spans = counted([*alone(1, now_s - 600, now_s - 590), *alone(2, now_s - 7200, now_s - 7190)])
     assert len(labels((await from_jaeger(run, spans))[1])) == 1
     assert len(labels((await from_jaeger(run, spans, "--since", "3h"))[1])) == 2
     code, _, err = await from_jaeger(run, spans, "--since", "5m")
@@ -193,7 +187,7 @@ async def test_scenario_that_extends_beyond_the_interval_is_noted_as_cut(
     spans = counted(
         span
         for number, (start_s, end_s) in enumerate(times)
-        for span in one(number, START_S + start_s, START_S + end_s, **more)
+        for span in alone(number, START_S + start_s, START_S + end_s, **more)
     )
     ends = ("--since", f"{DAY}{since}Z", "--until", f"{DAY}{until}Z")
     [row] = rows((await from_jaeger(run, spans, *ends))[1])
@@ -212,7 +206,7 @@ def test_unreachable_server_exits_with_2(run: Run) -> None:
     [
         ('{"resourceSpans":[]}\n{}', "x.jsonl:2: no traces"),
         (
-            json.dumps(export_of(one(1, 0, 1, decode={"orch.steps": "x"}))),
+            json.dumps(export_of(alone(1, 0, 1, decode={"orch.steps": "x"}))),
             "orch.steps is 'x': ",
         ),
     ],

@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.traces.spans import Span, Value
 from orch_sidecar.tools.facts.traces.verdict import judge_scenario
 from tests.orch_sidecar.tools.facts.cheats.alterations import reasons
 from tests.orch_sidecar.tools.facts.objections import LABELS, judged, objections_to, valid
-from tests.orch_sidecar.tools.facts.spans import ALONE, counted, one, traffic_from
+from tests.orch_sidecar.tools.facts.spans import alone, counted, one, traffic_from
 
 # Whether requests came as a label requires, and the batch that offline requires.
 SLOTS = 8
@@ -135,7 +135,7 @@ def two(
             "orch.decode_sequences_total": sequences,
             **more,
         }
-        requests.append(one(number, number, number + 1, **{**ALONE, "decode": counters}))
+        requests.append(alone(number, number, number + 1, decode=counters))
     return requests
 
 
@@ -171,7 +171,7 @@ def test_drafts_beyond_a_stop_string_are_no_tokens_of_the_answer() -> None:
             "orch.tokens_per_step": 1 + drafts,
         }
         server: dict[str, Value] = {"gen_ai.usage.output_tokens": answered}
-        return objections_to(one(1, 1, 2, **{**ALONE, "decode": decode, "server": server}))
+        return objections_to(alone(1, 1, 2, decode=decode, server=server))
 
     assert of(5, 100, 3) == {}
     assert of(2, 100, 3) == {}
@@ -181,7 +181,7 @@ def test_drafts_beyond_a_stop_string_are_no_tokens_of_the_answer() -> None:
 
 def test_aborted_request_accounts_for_its_number_and_for_the_steps_of_the_window() -> None:
     """vLLM exports no span for it."""
-    aborted = one(3, 2.2, 2.4, **{**ALONE, "outcome": "cancelled"})
+    aborted = alone(3, 2.2, 2.4, outcome="cancelled")
     assert objections_to(*two(10, steps=0), aborted) == {}
     assert list(objections_to(*two(11, steps=0), aborted)) == ["untraced_sequences"]
     assert objections_to(*two(0, more={"orch.requests_total": 3}), aborted) == {}
@@ -204,7 +204,7 @@ def test_aborted_request_accounts_for_its_number_and_for_the_steps_of_the_window
 def test_counts_that_an_engine_cannot_have_are_a_contradiction(
     tokens: int, decode: dict[str, Value], expected: str | None
 ) -> None:
-    found = objections_to(one(1, 0, 1, **{**ALONE, "tokens": (10, tokens), "decode": decode}))
+    found = objections_to(alone(1, 0, 1, tokens=(10, tokens), decode=decode))
     assert "contradiction" in found if expected else found == {}
     assert found.get("contradiction", "").endswith(expected or "")
 

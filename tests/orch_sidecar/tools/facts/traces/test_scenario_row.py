@@ -12,7 +12,6 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.notes import RowNotes
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.facts.traces.spans import Span, Value
-from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.cheats.alterations import (
     ATTEMPT,
     SEQUENCE,
@@ -29,20 +28,15 @@ from tests.orch_sidecar.tools.facts.cheats.alterations import (
     verdict,
 )
 from tests.orch_sidecar.tools.facts.objections import judged
-from tests.orch_sidecar.tools.facts.spans import ALONE
+from tests.orch_sidecar.tools.facts.spans import alone, one
 
 JAEGER = "jaeger:orch-sidecar"
 RUN: dict[str, Value] = {"orch.scenario": "run-1"}
 
 
-def one(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
-    """Returns a request that was alone in its engine."""
-    return made.one(number, start_s, end_s, **{**ALONE, **more})
-
-
 def many(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
     """Returns a request for several sequences that shared their steps."""
-    return made.one(number, start_s, end_s, **{"batch": (4, 4, 2.0), **more})
+    return one(number, start_s, end_s, **{"batch": (4, 4, 2.0), **more})
 
 
 def row_of(*requests: list[Span], given: Source | None = None) -> Row:
@@ -121,7 +115,7 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
 
 
 def test_without_an_id_the_start_names_it() -> None:
-    row = row_of(one(1, 1_795_295_486.3957, 1_795_295_488))
+    row = row_of(alone(1, 1_795_295_486.3957, 1_795_295_488))
     assert row.source_tag == "jaeger:orch-sidecar/2026-11-21T21:11:26.395Z"
 
 
@@ -137,7 +131,7 @@ def test_without_an_id_the_start_names_it() -> None:
     ],
 )
 def test_conditions_are_notes(decode: dict[str, Any], note: str, expected: str | None) -> None:
-    assert notes_of(one(1, 0, 1, decode=decode)).get(note) == expected
+    assert notes_of(alone(1, 0, 1, decode=decode)).get(note) == expected
 
 
 # The id of a model that is a path; what was loaded may have another.
@@ -160,7 +154,7 @@ def test_names_of_the_model_are_those_of_the_engine_or_noted_as_given(
     given: tuple[str, str | None],
     names: tuple[str | None, ...],
 ) -> None:
-    served = one(1, 0, 1, server=server, decode={**server, "orch.weights": loaded})
+    served = alone(1, 0, 1, server=server, decode={**server, "orch.weights": loaded})
     row = row_of(served, given=Source(JAEGER, *given))
     notes = parse_notes(row.scenario_notes)
     assert (row.model_id, row.model_name, notes["served_as"], notes.get("given")) == names
@@ -181,17 +175,17 @@ def test_names_of_the_model_are_those_of_the_engine_or_noted_as_given(
 def test_model_that_the_engine_does_not_serve_or_a_path_makes_no_row(
     loaded: str, server: dict[str, Value], model_id: str | None, expected: tuple[str, str]
 ) -> None:
-    served = one(1, 0, 1, server=server, decode={**server, "orch.weights": loaded})
+    served = alone(1, 0, 1, server=server, decode={**server, "orch.weights": loaded})
     assert objections_of(served, given=Source(JAEGER, model_id=model_id)) == [expected]
 
 
 def test_only_complete_answers_count_and_the_others_are_noted() -> None:
     row = row_of(
-        one(1, 0, 10, tokens=(10, 25), batch=(24, 1, 1.0)),
-        one(2, 1, 99, outcome="cancelled"),
-        one(3, 1, 99, outcome="engine_failed"),
-        one(4, 1, 99, outcome="engine_timeout"),
-        one(5, 1, 1, outcome="queue_full"),
+        alone(1, 0, 10, tokens=(10, 25), batch=(24, 1, 1.0)),
+        alone(2, 1, 99, outcome="cancelled"),
+        alone(3, 1, 99, outcome="engine_failed"),
+        alone(4, 1, 99, outcome="engine_timeout"),
+        alone(5, 1, 1, outcome="queue_full"),
     )
     notes = parse_notes(row.scenario_notes)
     assert row.throughput_tokens_per_sec == 2.5
@@ -204,16 +198,16 @@ def test_only_complete_answers_count_and_the_others_are_noted() -> None:
 
 
 def test_ttft_is_noted_only_where_every_answer_was_streamed() -> None:
-    notes = notes_of(one(1, 0, 2), one(2, 2, 3, stream=False))
+    notes = notes_of(alone(1, 0, 2), alone(2, 2, 3, stream=False))
     assert not {"ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms"} & set(notes)
     assert notes["latency_p50_ms"] == "1500"
 
 
 def test_invalid_row_is_an_objection() -> None:
     semicolon: dict[str, Value] = {"orch.scenario": "a;b"}
-    [(reason, reasons)] = objections_of(one(1, 0, 1, server=semicolon))
+    [(reason, reasons)] = objections_of(alone(1, 0, 1, server=semicolon))
     assert (reason, "scenario='a;b'" in reasons) == ("unsound_row", True)
-    [(reason, reasons)] = objections_of(one(1, 5, 5))
+    [(reason, reasons)] = objections_of(alone(1, 5, 5))
     assert (reason, reasons) == (
         "unsound_row",
         "the window from the first arrival to the last end has no length",
