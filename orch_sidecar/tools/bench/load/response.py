@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from msgspec import Struct, json
+from msgspec import MsgspecError, Struct, json
 
 from orch_sidecar.api import usage
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request, shown
@@ -50,7 +50,7 @@ def code_of(answer: bytes) -> str:
     """Returns the code of an OpenAI error document; of another text, how it begins."""
     try:
         found = json.decode(answer)
-    except ValueError:
+    except (ValueError, MsgspecError):
         found = answer.decode(errors="replace")
     match found:
         case {"error": {**fields}}:
@@ -143,7 +143,7 @@ class Response:
         try:
             for _, data in events.feed(payload):
                 self._read(data, at_s)
-        except ValueError as error:
+        except (ValueError, MsgspecError) as error:
             self._error = self._error or f"an event is invalid: {error}"
 
     def _read(self, data: bytes, at_s: float) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
+from msgspec import MsgspecError
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from orch_sidecar.tools.facts.tables.table import decoded
@@ -45,12 +46,13 @@ def first_problem(error: ValidationError) -> str:
 
 @contextmanager
 def named(what: str) -> Iterator[None]:
-    """Puts `what` before the text of a ValueError, or before the first problem of pydantic's."""
+    """Puts `what` before the text of a ValueError or an error of msgspec's, which was no ValueError
+    before 0.21, or before the first problem of pydantic's."""
     try:
         yield
     except ValidationError as error:
         raise ValueError(f"{what}{first_problem(error)}") from None
-    except ValueError as error:
+    except (ValueError, MsgspecError) as error:
         raise ValueError(f"{what}{error}") from None
     except RecursionError:
         raise ValueError(f"{what}{_TOO_DEEP}") from None
