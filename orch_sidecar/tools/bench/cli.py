@@ -88,7 +88,7 @@ _STATED: Final = {name: name for name in ("label", "arrivals", "seed", "burstine
     "rate_per_s": "rate",
     "warm_up_requests": "warm_up",
 }
-# What other options of arrivals belong to.
+# Options of arrivals that need another one beside them, by the one that they need.
 _NEEDED: Final = {"rate": ("burstiness", "find_rate"), "trace": ("bulk_trace", "bulk_clients")}
 
 _FIELD: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([ -~]*?)[ \t]*")

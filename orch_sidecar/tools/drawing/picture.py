@@ -38,7 +38,8 @@ _SHORT_CHARACTERS: Final = 24  # of names that stand beside each other in a lege
 # Beyond so many times the smallest value, a logarithmic axis has only the powers of ten.
 _FEW_POWERS: Final = 1000
 _BEYOND: Final = 1.1  # what a logarithmic axis shows beyond its values: equal ones have a middle
-# Typographic points between letters that cover none of each other, and from one to its own point.
+# In points: how far apart letters do not cover each other, and how far beside its own point of the
+# series a letter may stand, in the order in which places are tried.
 _LETTER: Final = 13.0
 _ASIDE: Final = (0, 14, -14, 28, 42, 56, 70, 84)
 

@@ -140,7 +140,7 @@ async def test_engine_that_signs_nothing_is_not_asked_and_its_row_is_unverified(
 async def test_busy_signer_is_asked_again_and_a_broken_one_costs_only_the_evidence(
     signing: Signing, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.run._AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.run._RETRY_DELAY_S", 0.01)
     url = url_of(await start())
     signing.fails = [429]
     assert (await measured(url, CLOSED)).evidence.signed is not None

@@ -45,8 +45,8 @@ examples:
   orch bench decode --reference                   the loop of that program"""
 
 
-# Of a schedule without --nreq, and of its steps. The command takes less than five seconds on two
-# cores, of which two are the import of torch.
+# Without --nreq: the most requests of a schedule, and the seconds that their steps may take. The
+# command takes less than five seconds on two cores, of which two are the import of torch.
 NREQ: Final = 160
 BUDGET_S: Final = 1.0
 

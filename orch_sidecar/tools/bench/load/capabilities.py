@@ -27,6 +27,9 @@ IDLE_TIMEOUT_S: Final = 12.0
 # Often enough to lose little time, and seldom enough to cost a run nothing. Reports come each
 # second: the looks begin shortly before the second next one.
 WATCH_INTERVAL_S: Final = 1.9
+# Together they last as long as REPORT_INTERVAL_S: one of them sees a new report.
+_LOOKS: Final = 24
+_LOOK_INTERVAL_S: Final = 0.05
 
 READY: Final = "ready"
 
@@ -157,19 +160,19 @@ async def wait_until_idle(
 async def accepted_of_others(
     endpoint: Endpoint, since: Capabilities | None, calls: Sequence[Call]
 ) -> int:
-    """Returns how many requests of others the engine has accepted, once there are any; never where
-    `since` is None, as it does not report.
+    """Waits until the engine has accepted requests of others, and returns how many; never returns
+    where `since` is None, as the engine does not report.
 
-    `calls`: of this run, as they are made. The engine counted a moment ago, so fewer than were sent
-    since then do not show yet. One that cannot be asked, or was restarted, shows none, either: the
-    states at the end of the run tell.
+    `calls`: of this run, as they are made. Its requests since the engine's last report hide as many
+    of others. An engine that cannot be asked, or was restarted, shows none, either: its states
+    before and after the run are compared at the end.
     """
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
         if since is None:
             continue
-        begun, busy_s = since.snapshot, None
-        for _ in range(24):  # until a new report, when least was sent since it was made
+        begun, last_busy_s = since.snapshot, None
+        for _ in range(_LOOKS):  # until a new report, which the fewest requests are missing from
             try:
                 found = (await engine_at(endpoint)).snapshot
             except EndpointError:  # at the end it is an objection, should it last
@@ -178,7 +181,7 @@ async def accepted_of_others(
             others = found.requests_total - begun.requests_total - own
             if found.epoch == begun.epoch and others > 0:
                 return others
-            if busy_s not in (None, found.busy_s):
+            if last_busy_s not in (None, found.busy_s):
                 break
-            busy_s = found.busy_s
-            await asyncio.sleep(0.05)
+            last_busy_s = found.busy_s
+            await asyncio.sleep(_LOOK_INTERVAL_S)

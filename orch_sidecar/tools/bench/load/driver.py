@@ -79,7 +79,7 @@ async def until_seen(work: Work, watch: Coroutine[Any, Any, _T]) -> _T | None:
 
 
 async def side_by_side(*work: Work) -> None:
-    """Performs several works at the same time."""
+    """Performs several pieces of work at the same time."""
     async with asyncio.TaskGroup() as tasks:
         for each in work:
             tasks.create_task(each)
@@ -90,7 +90,7 @@ _SAMPLE_INTERVAL_S: Final = 0.02
 # Connections beyond a server's listen backlog (1024 in the sidecar, 128 elsewhere) are dropped by
 # its kernel and retried after a second.
 CONNECTING_AT_ONCE: Final = 64
-# The kernel tries that often, and longer, where nothing answers.
+# Where nothing answers, the kernel alone would go on trying for longer.
 _CONNECT_S: Final = 60.0
 
 # A client that is rejected at once must not retry in a tight loop.

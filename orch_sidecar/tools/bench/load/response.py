@@ -15,7 +15,7 @@ from orch_sidecar.tools.bench.load.call import Call, Fate, Request, shown
 from orch_sidecar.wire.event_stream import EventStream
 from orch_sidecar.wire.http1 import Body, FramingError, body_of, parse_head
 
-_MOST_BYTES: Final = 64 * 2**20  # of an event, or of a line
+_MAX_EVENT_BYTES: Final = 64 * 2**20  # of an event, or of a line
 
 
 class _Choice(Struct):
@@ -82,9 +82,9 @@ class Response:
         self._events: EventStream | None = None
         self._error = ""  # the code of an error event, or what is wrong with one
         self._done = False  # [DONE] has arrived
-        # The last event with a choice, which is one with tokens or with the end of a sequence: also
-        # of one whose last token has no text.
-        self._last_s: float | None = None
+        # When the last event with a choice came: one with tokens, or with the end of a sequence,
+        # whose last token may have no text.
+        self._last_choice_s: float | None = None
         self.reusable = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -134,7 +134,7 @@ class Response:
             self._call.queue_ms = None if waited is None else float(waited[1])
             kind = fields.get(b"content-type", b"").lower()
             if kind.startswith(b"text/event-stream") and head.status == 200:
-                self._events = EventStream(_MOST_BYTES)
+                self._events = EventStream(_MAX_EVENT_BYTES)
             return self._body.feed(self._buffer)
         return b""
 
@@ -156,7 +156,7 @@ class Response:
         if event.usage:
             call.input_tokens, call.output_tokens = usage.read(data)[:2]
         if event.choices:
-            self._last_s = at_s
+            self._last_choice_s = at_s
             if any(choice.has_tokens for choice in event.choices):
                 call.first_s = at_s if call.first_s is None else call.first_s
                 call.event_s.append(at_s)
@@ -174,16 +174,14 @@ class Response:
             call.input_tokens, call.output_tokens, _, _ = usage.read(self._answer)
         else:
             self._feed(self._events, b"\n\n", at_s)  # ends an event without a final blank line
-            if self._error or not self._done:
-                broken = f"error in the stream: {self._error}"
-                fate, why = (
-                    Fate.FAILED,
-                    broken if self._error else "the stream ended without [DONE]",
-                )
+            if self._error:
+                fate, why = Fate.FAILED, f"error in the stream: {self._error}"
+            elif not self._done:
+                fate, why = Fate.FAILED, "the stream ended without [DONE]"
             elif call.output_tokens is None and call.event_s:
                 call.output_tokens, call.counted_by_events = len(call.event_s), True
             # The usage, [DONE] and the end of HTTP come after the last token.
-            at_s = at_s if self._last_s is None else self._last_s
+            at_s = at_s if self._last_choice_s is None else self._last_choice_s
         if fate is Fate.ANSWERED:
             if call.input_tokens is None:
                 call.input_tokens = request.input_tokens

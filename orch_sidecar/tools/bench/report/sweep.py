@@ -16,7 +16,7 @@ from orch_sidecar.tools.drawing.texts import NONE, counted, number_text, percent
 _CLIENTS: Final = "concurrent requests"
 
 
-def _of(name: str, part: int = 0) -> Callable[..., str]:
+def _figure_text(name: str, part: int = 0) -> Callable[..., str]:
     """Returns what writes a figure of a point, or its interval; a dash where it has none."""
     return lambda _, known: known[name].texts[part] if name in known else NONE
 
@@ -25,11 +25,11 @@ _COLUMNS: Final[Columns] = (
     ("clients", lambda point, _: str(point.clients)),
     ("batch, mean", lambda point, _: number_text(point.batch if point.result.batches else None)),
     ("tokens/s", lambda point, _: number_text(point.figures.tokens_per_s)),
-    ("95 % interval", _of("throughput", 1)),
-    ("TTFT p50, ms", _of("TTFT p50")),
-    ("TTFT p95, ms", _of("TTFT p95")),
-    ("TPOT p50, ms", _of("TPOT p50")),
-    ("within the SLO", _of("within the SLO")),
+    ("95 % interval", _figure_text("throughput", 1)),
+    ("TTFT p50, ms", _figure_text("TTFT p50")),
+    ("TTFT p95, ms", _figure_text("TTFT p95")),
+    ("TPOT p50, ms", _figure_text("TPOT p50")),
+    ("within the SLO", _figure_text("within the SLO")),
     ("speed-up", lambda point, _: number_text(point.speed_up)),
     ("efficiency", lambda point, _: number_text(point.efficiency)),
     ("verdict", lambda point, _: point.result.status.value),

@@ -173,16 +173,16 @@ def _objections(run: RunRecord, totals: Totals | None) -> Iterator[str]:
     if run.after is not None and not run.after.idle:
         yield "the engine was not idle after the run: it also served other requests"
     if run.states is not None:
-        for each in judge(_seen(scenario, calls, run.states)):
+        for each in judge(_observation_of(scenario, calls, run.states)):
             if each.reason not in _TOO_SPARSE:
                 yield each.detail
             elif not run.plan.trial:
-                yield each.detail + _denser(scenario, totals)
+                yield each.detail + _rate_advice(scenario, totals)
     if totals is None:
         yield "no request was answered completely"
 
 
-def _seen(scenario: Scenario, calls: Sequence[Call], states: States) -> Observation:
+def _observation_of(scenario: Scenario, calls: Sequence[Call], states: States) -> Observation:
     """Returns what the client saw of its requests, beside two states of the engine."""
     reached = [call for call in calls if call.reached]
     answered = [call for call in calls if call.fate == "answered"]
@@ -202,9 +202,9 @@ def _seen(scenario: Scenario, calls: Sequence[Call], states: States) -> Observat
     )
 
 
-def _denser(scenario: Scenario, totals: Totals | None) -> str:
-    """Returns the rate that would batch, with enough requests in flight: by Little's law, their
-    number over the mean latency, which more of them rather lengthen."""
+def _rate_advice(scenario: Scenario, totals: Totals | None) -> str:
+    """Advises a rate that would batch, with enough requests in flight: by Little's law, their
+    number over the mean latency, which more of them rather lengthen. Empty where none helps."""
     rate, latency = scenario.rate_per_s, totals and totals.times_s["latency"]
     if rate is None or not latency or not latency.mean or rate * latency.mean >= _IN_FLIGHT:
         return ""

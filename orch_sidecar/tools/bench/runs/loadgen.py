@@ -89,10 +89,10 @@ class Loadgen:
                     request = next(requests)  # built before it is due
         finally:
             if self._scenario.arrivals is Arrivals.POISSON:
-                self._as_scheduled(load.calls)
+                self._correct_due_times(load.calls)
 
-    def _as_scheduled(self, calls: Sequence[Call]) -> None:
-        """Dates calls back by how late it was itself: a query is due when its schedule says so."""
+    def _correct_due_times(self, calls: Sequence[Call]) -> None:
+        """Moves due times back by how late each query was issued: it is due by its schedule."""
         for found in _SAMPLE.finditer(self._log("trace.json")):
             call = calls[int(found["number"])]
             assert call.due_s is not None
@@ -155,13 +155,13 @@ class Loadgen:
                 reported.add(complete)
                 complete([lg.QuerySampleResponse(sample, 0, 0, tokens)])
 
-        def events(is_last: bool) -> None:
+        def on_events(is_last: bool) -> None:
             report(lg.FirstTokenComplete, 1)
             if is_last and request.output_tokens is not None:
                 report(lg.QuerySamplesComplete, request.output_tokens)
 
         due_s = None if self._scenario.arrivals is Arrivals.ONE_BY_ONE else at_s
-        call = Call(due_s=due_s, free_s=at_s, on_events=events)
+        call = Call(due_s=due_s, free_s=at_s, on_events=on_events)
         try:
             await load.send(call, request)
         finally:

@@ -41,8 +41,8 @@ from vllm_plugin.contracts.profile import ServiceClass
 _WARM_UP_SEED: Final = 1_000_003
 _WARM_UP_CLIENTS: Final = 4  # of an open loop
 
-# The engine signs one statement per second for long: others may have asked just before.
-_AGAIN_AFTER_S: Final = 1.0
+# An engine signs one statement per second on average: others may have asked just before.
+_RETRY_DELAY_S: Final = 1.0
 
 _NOT_OFFERED: Final = "the endpoint offers no signed statements"
 
@@ -75,7 +75,7 @@ async def _measure_once(plan: Plan, *, is_last: bool) -> Result:
     first = await capabilities.read_capabilities(plan.endpoint)
     _check_measurable(plan, first)
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.scenario.label}-{secrets.token_hex(3)}"
-    # Only the run has it, which tells its requests from those of others that join its scenario.
+    # Known to this run alone: it tells its requests from those of others in its scenario.
     secret = secrets.token_hex(16)
     fields: dict[str, str] = {
         headers.X_ORCH_NO_COALESCE: "true",
@@ -135,14 +135,14 @@ async def _warm_up(plan: Plan, first: Capabilities | None) -> Capabilities | Non
     once it is idle again."""
     scenario, name = plan.scenario, plan.endpoint.fields[headers.X_ORCH_SCENARIO] + WARMUP
     seed, salt = scenario.seed + _WARM_UP_SEED, None if scenario.cache_salt is None else name
-    its_own = replace(
+    warm_up = replace(
         plan,
         endpoint=plan.endpoint.adding({headers.X_ORCH_SCENARIO: name}),
         scenario=replace(scenario, seed=seed, cache_salt=salt),
     )
     load, count = driver.LoadGenerator(plan.endpoint), scenario.warm_up_requests
     clients = min(count, scenario.clients or _WARM_UP_CLIENTS)
-    await load.run(load.closed_loop(_requests(its_own), clients, count))
+    await load.run(load.closed_loop(_requests(warm_up), clients, count))
     if count and not any(call.fate is Fate.ANSWERED for call in load.calls):
         raise Unavailable(f"no request of the warm-up was answered: {load.calls[0].why}")
     return await capabilities.wait_until_idle(plan.endpoint, first, load.calls)
@@ -239,7 +239,7 @@ async def _statement(endpoint: Endpoint, asked: Mapping[str, Any]) -> Mapping[st
             return answer if isinstance(answer, dict) else _NOT_OFFERED
         except EndpointError as error:
             why = str(error)
-            await asyncio.sleep(_AGAIN_AFTER_S if left else 0.0)
+            await asyncio.sleep(_RETRY_DELAY_S if left else 0.0)
     return why
 
 

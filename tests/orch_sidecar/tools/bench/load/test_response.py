@@ -212,11 +212,13 @@ async def test_request_ends_with_its_last_token(last: str, events_s: list[float]
     assert list(call.event_s) == events_s
 
 
-async def test_last_event_of_an_answer_is_told_however_many_tokens_it_has() -> None:
-    told: list[bool] = []
+async def test_only_the_event_that_finishes_an_answer_is_reported_as_the_last() -> None:
+    reported_as_last: list[bool] = []
     documents = (completion("a"), completion("b c", "length"), USAGE)
-    await made_of([CHUNKED, chunks(*map(event, documents), DONE)], on_events=told.append)
-    assert told == [False, True]
+    await made_of(
+        [CHUNKED, chunks(*map(event, documents), DONE)], on_events=reported_as_last.append
+    )
+    assert reported_as_last == [False, True]
 
 
 EARLY = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"

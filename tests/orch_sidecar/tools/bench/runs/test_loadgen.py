@@ -80,5 +80,5 @@ def test_query_is_due_when_its_schedule_says_so_and_not_before_the_run(tmp_path:
     late = '{"name":"Sample","args":{"sample_seq":%d,"query_id":7,"issue_start_ns":250000000}}\n'
     (tmp_path / "mlperf_log_trace.json").write_text(late % 1 + late % 2)
     calls = [Call(due_s=1.0), Call(due_s=1.0), Call(due_s=0.1)]
-    Loadgen(SINGLE, tmp_path)._as_scheduled(calls)
+    Loadgen(SINGLE, tmp_path)._correct_due_times(calls)
     assert [call.due_s for call in calls] == [1.0, 0.75, 0.0]
